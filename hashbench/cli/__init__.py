@@ -17,9 +17,11 @@ import argparse
 import contextlib
 import errno
 import os
+import shutil
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hashbench import __version__
 from hashbench.cli import completion, reading, sweep, tools
@@ -45,7 +47,8 @@ EXAMPLE = """\
 Example:
   hashbench sweep --suite torchvision --only resnet18 --training
 
-`hashbench COMMAND --help` lists the flags of a command, `hashbench docs` the pages of the documentation.
+`hashbench COMMAND --help` lists the flags of a command.
+`hashbench docs` lists the pages of the documentation.
 """
 
 _TAKES_NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -113,16 +116,26 @@ class _Hashbench(OneLineParser):
 
     def format_help(self) -> str:
         """Return the usage, the subcommands by group, an example, and where the documentation is."""
-        width = max(map(len, self.commands)) + 2
+        label = max(map(len, self.commands)) + 4
+        width = shutil.get_terminal_size().columns
         sections = [self.format_usage(), f"{self.description}\n"]
         for title, names in SECTIONS.items():
-            sections.append(
-                f"{title}:\n"
-                + "".join(f"  {name:{width}}{self.summaries[name]}\n" for name in names if name in self.commands)
-            )
-        flags = {", ".join(action.option_strings): action.help for action in self.flags if action.option_strings}
-        sections.append("Options:\n" + "".join(f"  {names:{width}}{text}\n" for names, text in flags.items()))
+            summaries = {name: self.summaries[name] for name in names if name in self.commands}
+            sections.append(f"{title}:\n{_listed(summaries, label, width)}")
+        flags = {", ".join(action.option_strings): action.help or "" for action in self.flags if action.option_strings}
+        sections.append(f"Options:\n{_listed(flags, label, width)}")
         return "\n".join([*sections, EXAMPLE])
+
+
+def _listed(texts: Mapping[str, str], label: int, width: int) -> str:
+    """Return one paragraph for each name, wrapped at the terminal's width."""
+    lines = (
+        textwrap.fill(
+            text, max(width, label + 20), initial_indent=f"{f'  {name}':{label}}", subsequent_indent=" " * label
+        )
+        for name, text in texts.items()
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _parser() -> OneLineParser:

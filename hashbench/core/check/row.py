@@ -19,7 +19,7 @@ from hashbench.core.processes import peak_memory_mib, send_draft
 from hashbench.core.records import Diagnosis, Divergence, ModelSpec, Rate, Row, RowEvidence, RunOptions, Trace, op_of
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.results.rows import row_to_json
-from hashbench.core.run.outcome import Finding, Outcome, peak_mib
+from hashbench.core.run.outcome import FoundColumns, Outcome, peak_mib
 from hashbench.core.text import join_limited
 from hashbench.core.trace import file
 
@@ -172,7 +172,7 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
     )
 
 
-def _with_finding(row: Row, finding: Finding, budget_flag: str) -> Row:
+def _with_finding(row: Row, finding: FoundColumns, budget_flag: str) -> Row:
     """Add what an extension found in the core's columns; what it left empty stays."""
     found = {one.name: getattr(finding, one.name) for one in fields(finding) if one.name != "limited"}
     found["advice"] = with_more_time(finding.advice, finding.limited, flag=budget_flag)

@@ -22,7 +22,7 @@ from hashbench.core.results.folder import (
     schema_difference,
     with_evidence,
 )
-from hashbench.core.results.rows import ROWS, Table, environments_of, read_table, rows_of
+from hashbench.core.results.rows import ROWS, CsvTable, environments_of, read_table, rows_of
 from hashbench.core.text import one_line
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
@@ -163,7 +163,7 @@ _DYNAMO_COLUMNS = ("dev", "name", "batch_size", "accuracy", "tag")
 _STATUS_WORD = re.compile(r"[A-Za-z]\w*")
 
 
-def _dynamo_rows(table: Table) -> list[Row]:
+def _dynamo_rows(table: CsvTable) -> list[Row]:
     rows = [dynamo_row(dict(zip(table.header, map(one_line, cells), strict=True))) for cells in table.rows]
     for line, row in zip(table.lines, rows, strict=True):
         if not _STATUS_WORD.fullmatch(row.accuracy) or not row.name:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CsvTable:
     """A CSV file as texts, without its blank lines.
 
     Attributes:
@@ -63,7 +63,7 @@ class Table:
         return [row[index] for row in self.rows]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> CsvTable:
     """Read ``path`` as CSV: UTF-8, comma-separated, one line per row; blank lines are skipped.
 
     Raises:
@@ -81,7 +81,7 @@ def read_table(path: Path) -> Table:
             tip=_MAKE_IT_AGAIN,
         )
     numbered = [(line, cells) for line, cells in enumerate(records, 2 + text[:blank].count("\n")) if cells]
-    return Table(
+    return CsvTable(
         path,
         header,
         lines=tuple(line for line, _ in numbered),
@@ -245,14 +245,14 @@ class RowFormat(Generic[T]):
 
     # ------------------------------------------------------------------------------------------- reading
 
-    def rows(self, table: Table) -> list[T]:
+    def rows(self, table: CsvTable) -> list[T]:
         """Parse the rows of ``table``, in its order, equal to those that were written. Missing columns read as absent.
 
         Raises:
             HashbenchError: a required column is missing, a column is unknown, a cell holds an unknown word or an
                 invalid number, or two rows have the same key.
         """
-        table = self._in_current_words(table)
+        table = _in_current_words(self.columns, table)
         self._check_header(table)
         self._check_cells(table)
         kinds = self.facts()
@@ -275,20 +275,7 @@ class RowFormat(Generic[T]):
         self.refuse_duplicates(str(table.path), rows, lines=table.lines)
         return rows
 
-    @functools.cached_property
-    def _current_names(self) -> Mapping[str, str]:
-        """Name of each column by the one that it has in older files."""
-        return {column.formerly: name for name, (_, _, column) in self.columns.items() if column.formerly}
-
-    def _in_current_words(self, table: Table) -> Table:
-        """Return a table with the names and words that its columns have today."""
-        header = tuple(self._current_names.get(name, name) for name in table.header)
-        former = [self.columns[name].column.former_words if name in self.columns else {} for name in header]
-        rows = (zip(former, cells, strict=True) for cells in table.rows)
-        current = tuple(tuple(words.get(cell, cell) for words, cell in row) for row in rows)
-        return replace(table, header=header, rows=current)
-
-    def _check_cells(self, table: Table) -> None:
+    def _check_cells(self, table: CsvTable) -> None:
         for line, count in table.short.items():
             raise _damaged(table.path, line, f"{count} cells where the header has {len(table.header)}")
         for column in self.filled:
@@ -309,7 +296,7 @@ class RowFormat(Generic[T]):
                     _, what, tip = declared.check
                     raise HashbenchError(where, consequence=f"that is not {what}", tip=tip)
 
-    def _check_header(self, table: Table) -> None:
+    def _check_header(self, table: CsvTable) -> None:
         missing = [name for name in self.required if name not in table.header]
         if len(missing) == len(self.required):
             raise HashbenchError(
@@ -387,7 +374,8 @@ class RowFormat(Generic[T]):
             ValueError: a field without a default is missing, or one has another type or an invalid number.
         """
         read, facts = from_json(Mapping[str, object], value, where="not a row: it"), []
-        content = {self._current_names.get(name, name): value for name, value in read.items()}
+        names = _current_names(self.columns)
+        content = {names.get(name, name): value for name, value in read.items()}
         for name in content.keys() & self.columns.keys():
             former = self.columns[name].column.former_words
             content[name] = former.get(str(content[name]), content[name]) if former else content[name]
@@ -414,6 +402,21 @@ class RowFormat(Generic[T]):
             raise ValueError(f"not a row: {name} is {found}, not {self.whole[1]}")
         if kind in _NUMBERS and (outside := self._outside(name, found)):
             raise ValueError(f"not a row: {name} is {found}; {outside}")
+
+
+def _current_names(columns: Mapping[str, _Declared]) -> Mapping[str, str]:
+    """Return the name of each column by the one that it has in older files."""
+    return {column.formerly: name for name, (_, _, column) in columns.items() if column.formerly}
+
+
+def _in_current_words(columns: Mapping[str, _Declared], table: CsvTable) -> CsvTable:
+    """Return a table with the names and words that its columns have today."""
+    names = _current_names(columns)
+    header = tuple(names.get(name, name) for name in table.header)
+    former = [columns[name].column.former_words if name in columns else {} for name in header]
+    rows = (zip(former, cells, strict=True) for cells in table.rows)
+    current = tuple(tuple(words.get(cell, cell) for words, cell in row) for row in rows)
+    return replace(table, header=header, rows=current)
 
 
 def is_absent(value: object) -> bool:
@@ -554,7 +557,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows_of(read_table(path))
 
 
-def rows_of(table: Table) -> list[Row]:
+def rows_of(table: CsvTable) -> list[Row]:
     """Parse the rows of a CSV of hashbench, each an :class:`ExpectedRow` if the file has one of the columns that only
     these have; see :func:`read_rows`."""
     is_expected = not EXPECTED_ROWS.columns.keys().isdisjoint({*table.header} - ROWS.columns.keys())

@@ -366,7 +366,7 @@ def release_memory(device: torch.device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundColumns:
     """What a check found beside a divergence: the fields are the core's columns of the same names. An empty one leaves
     the column as the rest of the outcome has it; ``limited`` is no column: experiments for which time was too short."""
 
@@ -426,7 +426,7 @@ class Outcome(HasFacts):
     process_traces: tuple[Mapping[int, Trace], ...] = field(default=(), repr=False)
     beside_mib: float = 0.0
     facts: tuple[Facts, ...] = ()
-    finding: Finding = Finding()
+    finding: FoundColumns = FoundColumns()
 
     def having(self, *facts: Facts, **found: Any) -> Outcome:
         """Return the outcome with these facts, each in the place of those of its kind, and these fields of its

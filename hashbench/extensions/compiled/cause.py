@@ -24,7 +24,7 @@ from hashbench.core.inductor.internals import CapturedGraphs
 from hashbench.core.inductor.nodes import NodeFacts
 from hashbench.core.processes import Budget, tell_phase
 from hashbench.core.records import NO_TIME, ExperimentResult, Failure, RowEvidence
-from hashbench.core.run.outcome import Finding, Run, RunMaker
+from hashbench.core.run.outcome import FoundColumns, Run, RunMaker
 from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.extensions.compiled import experiments, fallbacks
 from hashbench.extensions.compiled.amplification import Amplification, Amplified
@@ -88,7 +88,7 @@ class Blamed:
     """
 
     facts: CompiledFacts = field(default_factory=CompiledFacts)
-    finding: Finding = field(default_factory=Finding)
+    finding: FoundColumns = field(default_factory=FoundColumns)
     pass_name: str = ""
     node: str = ""
     ops: tuple[NodeFacts, ...] = ()

@@ -236,8 +236,7 @@ class RecordedSteps:
             self._buffers = Rotation.of(list(self._tensors.buffers.sizes()), every=self._of.every)
 
     def _look_at_settings(self) -> None:
-        changed = self._settings.look()
-        if self._begun and changed:
+        if (changed := self._settings.look()) and self._begun:
             self._parts["settings"] = changed
 
     def _read_begin(self) -> None:
