@@ -645,7 +645,7 @@ FORMATS = (
     Format("recording", _make_recording, ("run.json", "*.safetensors"), _read_recording, _recordings_differ, (),
            _seal_recording),
     Format("pipeline check", _copied("checks/kernel"), ("*",), _read_check, _checks_differ,
-           ("pipeline compare sound bad", "pipeline compare bad sound --format json"), _seal_check),
+           ("pipeline compare sound bad", "pipeline compare bad sound --json"), _seal_check),
     Format("fingerprints", _make_fingerprints, (*[f"after/{_RECORDED}"] * 3, f"before/{_RECORDED}"),
            _read_fingerprints, _never,
            ("compare bad/before bad/after", f"fingerprint verify bad/after/{_RECORDED} --only nobody"),
