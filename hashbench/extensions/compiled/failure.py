@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hashbench.core.catalog import Status
@@ -42,7 +43,8 @@ def accuracy_finding(row: Row, *, folder: Path) -> Finding:
     if row.accuracy not in (Status.PASS, Status.FAIL_ACCURACY):
         return Finding(headline=cut_line(_not_compared(row)))
     facts = (("stage", _where(row)), ("why", _why(row)), ("evidence", _evidence(row)))
-    return row_finding(row, folder=folder, headline=_what(row), facts=facts)
+    without_traces = replace(row, traces="")  # they are of runs that agree
+    return row_finding(without_traces, folder=folder, headline=_what(row), facts=facts)
 
 
 def _not_compared(row: Row) -> str:

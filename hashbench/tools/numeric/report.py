@@ -308,10 +308,7 @@ def finding_of(report: Report, *, limit: int = 20, command: str = "") -> Finding
             "equal_bitwise": report.bitwise,
             "verdict": report.verdict,
             "iterations": report.iterations,
-            "comparisons": [
-                {"stage": item.stage, "iteration": item.iteration, "tensors": list(map(_plain, item.tensors))}
-                for item in report.comparisons
-            ],
+            "comparisons": list(map(_plain, report.comparisons)),
             "raised": [
                 {"side": item.side, "stage": item.stage, "iteration": item.iteration, "error": item.error}
                 for item in report.raised
@@ -385,4 +382,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {name: _plain(item) for name, item in fields if item is not None and item != ""}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -49,7 +49,8 @@ def changed(**columns: object) -> Row:
 
 
 def test_all_that_is_known_is_a_fact() -> None:
-    found = accuracy_finding(WRONG, folder=HERE)
+    found = accuracy_finding(changed(traces="a b", repro="repro/x"), folder=HERE)
+    assert found.next == ("python kept/repro/x/repro.py",), "the traces are those of equal runs"
     assert found.headline == (
         "Net: what inductor made of it is not what eager mode computes (beyond the tolerance: loss.1, "
         "grad.first.weight)"

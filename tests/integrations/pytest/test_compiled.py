@@ -48,7 +48,7 @@ def test_wrong_code_is_named(assert_compiled_equals_eager: Any, net: Any) -> Non
         said = failed(assert_compiled_equals_eager, model, inputs, seed=0)
     expected = (
         r"Net: what inductor made of it is not what eager mode computes \(beyond the tolerance: ",
-        r" stage: codegen: kernel cpp_fused_.*relu.*in Net\.relu, at test_compiled\.py",
+        r" stage: codegen: kernel cpp_fused_.*relu.*in Net\.relu, at \S*test_compiled\.py",
         r" why: .*x the rounding bound.*in float64, too",
         r" evidence: .* to do: report the code generated for aten\.relu\.default",
     )
