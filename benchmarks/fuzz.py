@@ -33,7 +33,8 @@ import xxhash
 from benchmarks.table import Table
 from hashbench import cli
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import file_digest, sealed
+from hashbench.core.io import file_digest
+from hashbench.core.sealed import Sealed, seal
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "golden" / "inputs"
 """Sound files of most formats, which the golden tests read as well."""
@@ -360,7 +361,7 @@ def _sealed(path: Path, **more: str) -> None:
         document = json.loads(path.read_bytes())
         if isinstance(document, dict):
             document.update(more)
-            path.write_text(json.dumps(sealed(document), indent=1))
+            path.write_text(json.dumps(seal(document), indent=1))
 
 
 def _make_recording(folder: Path) -> None:
@@ -444,13 +445,13 @@ def _read_fingerprints(folder: Path) -> Any:
 
 
 def _seal_fingerprints(_: Path, path: Path) -> None:
-    from hashbench.extensions.fingerprint.document import sealed_text
-
     with contextlib.suppress(ValueError, RecursionError):
         first, *lines = path.read_text().splitlines()
         header = json.loads(first)
         if isinstance(header, dict):
-            path.write_text(sealed_text(header, lines))
+            header = seal({**header, "lines": lines})
+            del header["lines"]
+            path.write_text("\n".join([json.dumps(header), *lines, ""]))
 
 
 # ------------------------------------------------------------------------------------------------- pipelines
@@ -518,7 +519,6 @@ def _steps_differ(sound: Any, bad: Any) -> bool:
 
 def _seal_steps(_: Path, path: Path) -> None:
     """Every line, then the sum that the last one holds."""
-    from hashbench.core.io import sealed_line
     from hashbench.extensions.watch.file import sum_of
 
     with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
@@ -528,7 +528,7 @@ def _seal_steps(_: Path, path: Path) -> None:
             document.pop("checksum", None)
             if document.get("line") == "end":
                 document |= {"lines": len(lines), "sum": sum_of(sha256("".join(lines).encode()))}
-            lines.append(sealed_line(document))
+            lines.append(Sealed(0, "").line(document))
         path.write_text("".join(lines))
 
 
