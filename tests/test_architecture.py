@@ -78,7 +78,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "numeric.running numeric.user_file observer observer.files observer.observer observer.recording "
         "pipeline.loading pipeline.recording pipeline.running",
     ),
-    ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning transformers"),
+    ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning pytest.checks transformers"),
     ("cli", ""),
     (
         "extensions.compiled.cli extensions.fingerprint.cli extensions.invariance.cli extensions.ranks.cli "

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.integrations.pytest import plugin
+from hashbench.integrations.pytest import plugin, running
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
         "        'hashbench.integrations.pytest.plugin')\n"
         "    ours = {name for name in sys.modules if name.startswith('hashbench.')}\n"
         "    packages = {'hashbench.integrations', 'hashbench.integrations.pytest'}\n"
-        "    assert ours == {*packages, 'hashbench.integrations.pytest.plugin'}\n"
+        "    assert ours == {*packages, *(f'hashbench.integrations.pytest.{name}' for name in ('plugin', 'running'))}\n"
         "    assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)\n",
         encoding="utf-8",
     )
@@ -330,9 +330,9 @@ def test_another_plugin_that_takes_the_test_over_is_noticed(pytester: pytest.Pyt
 
 def test_every_test_and_every_worker_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    names = [plugin._folder_name(test) for test in ("a/test_x.py::test_y[1/2]", "b/test_x.py::test_y[1/2]")]
+    names = [running.folder_name(test) for test in ("a/test_x.py::test_y[1/2]", "b/test_x.py::test_y[1/2]")]
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
-    names.append(plugin._folder_name("a/test_x.py::test_y[1/2]"))
+    names.append(running.folder_name("a/test_x.py::test_y[1/2]"))
 
     assert len(set(names)) == 3
     assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
