@@ -278,7 +278,7 @@ class Perturbation(Word):
 
     THREADS = "threads", "more threads than cores in both runs", False
     LOAD = "load", "a busy machine", False
-    MEMORY = "memory", "other content in fresh memory", False
+    MEMORY = "memory", "different content in fresh memory", False
     ADDRESS = "address", "other addresses of memory and objects", False
     PROCESS = "process", "another process, or one with other runs before", False
     COLLECTOR = "collector", "garbage collection at other moments", False
@@ -952,7 +952,7 @@ _EXPERIMENTS = (
     Experiment("other_number", _ITEMS, "other numbers of items", Role.BASE),
     Experiment("as_in_runs", _ITEMS, "repetitions of the call as both runs made it", Role.BASE),
     Experiment("same_strides", _ITEMS, "with contiguous inputs", Role.CONTENT),
-    Experiment("other_content", _ITEMS, "with other content in the other items", Role.CONTENT),
+    Experiment("other_content", _ITEMS, "with different content in the other items", Role.CONTENT),
     Experiment("other_places", _ITEMS, "with the items at other places of the batch", Role.CONTENT),
     # Smallest change first.
     Experiment("eager_op", _COMPILATION, "with the op run eagerly", Role.COMPILER),

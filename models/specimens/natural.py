@@ -63,7 +63,7 @@ class AttentionLayer(nn.MultiheadAttention):
 
 
 def linear(remedy: Remedy = at_once) -> Example:
-    """A product of a matrix and a vector for one row; few rows are tiled otherwise than many."""
+    """A product of a matrix and a vector for one row; few rows are tiled differently than many."""
     return Model(nn.Linear(512, 1000), remedy), (torch.randn(ITEMS, 512),)
 
 

@@ -155,7 +155,7 @@ class BenchmarkRunner:
 
     def traces_of(self, spec: ModelSpec, *, level: str, runs: int, threads: int | None = None) -> list[Trace | Failure]:
         """Build the model and make ``runs`` traced runs at deterministic level ``level``: what a fresh process does.
-        ``threads`` are of the runs: with them the model might be initialized otherwise."""
+        ``threads`` are of the runs: with them the model might be initialized differently."""
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
             return traces_of(

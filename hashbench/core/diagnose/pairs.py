@@ -253,7 +253,7 @@ def still_there(original: Divergence | None, other: Divergence | None) -> bool:
 
 
 def of_same_weights(fresh: FreshRuns, traces: Sequence[Trace]) -> FreshRuns:
-    """Discard processes whose model or inputs have other content than those of ``traces``, the runs of one process.
+    """Discard processes whose model or inputs have different content than those of ``traces``, the runs of one process.
 
     Runs of one process share the model's initial state; fresh processes share it only if it is built deterministically.
     Content that differs between runs of one process is the difference under examination, and is not compared here.

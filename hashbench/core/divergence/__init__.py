@@ -35,7 +35,7 @@ Details:
 * Order of fills: parts of one memory that both runs fill alike, unread in between, leave the same in any order.
 * Strides: content is hashed in memory order, so equal digests with other strides are different tensors; the detail
   shows both.
-* Draws: numbers that a generator in another state drew, and that no op read, are read by Python, perhaps. They are
+* Draws: numbers that a generator in a different state drew, and that no op read, are read by Python, perhaps. They are
   named before a value or an order behind them, which may as well come from elsewhere; the detail says both.
 * Scalars: a value from ``.item()`` among a later op's arguments is an edge. Where another op follows, the last
   differing scalar is named in ``steered_by``.
@@ -46,7 +46,7 @@ Details:
 * A result that differs although its last recorded writer agrees was written by code that bypassed the dispatcher.
 * Collectives: a kernel is named only where none of its inputs came through a collective, and where no collective came
   before it or inputs were hashed.
-* Early reads of a collective's output are ``ranks``, at the reader, where the traces agree otherwise.
+* Early reads of a collective's output are ``ranks``, at the reader, where the traces agree in all else.
 * Memory that is only filled (``out=``, a DDP bucket, a buffer of ``all_gather``) counts as an allocation.
 * Traces without results are judged by their first differing record.
 """

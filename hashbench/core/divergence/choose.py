@@ -74,7 +74,7 @@ def choose_source(differences: Differences, differing: Sequence[str], *, draws_f
 
 
 def unread_draw(differences: Differences, source: Source) -> str:
-    """Return the first draw before a source that differs since its generator was in another state, and that no record
+    """Return the first draw before a source that differs since its RNG state differed, and that no record
     read, or ``""``: Python may have read it, as the order of a DataLoader."""
     runs = differences.runs
     draws = {

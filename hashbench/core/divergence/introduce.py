@@ -146,7 +146,7 @@ class Differences:
         )
 
     def _contributes_differently(self, node: str) -> bool:
-        """Return True if this rank gave other content to a collective in the second run."""
+        """Return True if this rank contributed different content to a collective in the second run."""
         records = self.runs.records[node]
         contributions = [[ref.digest for ref in contributed_by(record)] for record in records if record is not None]
         return len(contributions) == len(records) and contributions[0] != contributions[1]

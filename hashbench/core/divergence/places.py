@@ -68,7 +68,7 @@ class Parts:
 
     Attributes:
         first, second: content by place.
-        odd: the places where the runs left other content, or only one of them wrote.
+        odd: the places where the runs left different content, or only one of them wrote.
         end: the element behind all of the places.
         overlap: a part covers another one in part, so that their order counts.
     """

@@ -74,7 +74,7 @@ class KernelPair:
 
     @property
     def differs_by_bits(self) -> bool:
-        """True if both calls read equal content and wrote other content."""
+        """True if both calls read equal content and wrote different content."""
         if self.first is None or self.second is None or not self.same_inputs:
             return False
         return self._in_order(self.first.writes) != self._in_order(self.second.writes)
@@ -89,7 +89,7 @@ class CompilationDifference:
 
     Attributes:
         by_source: calls whose kernel has another source, or that one compilation alone has, in order.
-        by_bits: calls that read equal content and wrote other content, in order.
+        by_bits: calls that read equal content and wrote different content, in order.
         first: the earliest call of both kinds; ``None`` if there is none.
         kernels: number of calls in the first and in the second compilation.
         matched: number of calls that are in both.

@@ -190,7 +190,7 @@ def _choose(
         detail = "the output differs, and all that it was given agrees by hash"
         if draws:
             drew = pairs[draws[-1]].node
-            detail += f" ({drew} before it drew random numbers: other ones may have the same hash)"
+            detail += f" ({drew} before it drew random numbers: different ones may have the same hash)"
         return _divergence(pairs, shown, Origin.KERNEL, detail), shown
     exchange = _exchange_behind(pairs, shown)
     if exchange is not None:

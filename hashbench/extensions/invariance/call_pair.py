@@ -108,7 +108,7 @@ class _Pair(driver.Experiments):
         return not match(_rows(whole, cuts[0]), _rows(part, cuts[1]), pair.subset, inherited).equal
 
     def _content(self) -> Iterator[bool]:
-        """Yield whether rows change with other content in the rows that only the reference has."""
+        """Yield whether rows change with different content in the rows that only the reference has."""
         reference = _changed(self.pair.reference, _written_out)
         before = reference.run()[0]
         kept: Kept = {one.sizes: self._kept(path, one) for path, one in self.pair.judged.read.items() if one.sizes}

@@ -70,7 +70,7 @@ class Match:
         sizes: sizes of the dimension that was cut.
         outers: numbers of blocks (:class:`~hashbench.extensions.invariance.layout.ItemAxis`) under which its rows are
             the same.
-        order: a number for the places at which rows were found otherwise; ``None`` if these are ambiguous (few unique
+        order: a number for the places at which rows were found differently; ``None`` if these are ambiguous (few unique
             rows).
         grouped: rows went to other places in groups that are not found again.
     """

@@ -52,7 +52,7 @@ content that ``beside`` says."""
 def diagnose_runs(
     run_at: RunBeside, compared: RowsCompared, entry: Entry, *, repeated: int, budget: float
 ) -> ItemEvidence:
-    """Run the whole program with other content of neighbours and with other numbers of items.
+    """Run the whole program with different content of neighbours and with other numbers of items.
 
     Args:
         run_at: makes the runs.
@@ -72,14 +72,14 @@ class _WholeRuns(Experiments):
         self.keep(arms=(ExperimentResult("same_items", ON, repeated, 0),))
 
     def run_all(self) -> None:
-        """Run the program with other content; if that shows nothing, with other numbers of items."""
+        """Run the program with different content; if that shows nothing, with other numbers of items."""
         if not self.run("other_content", self._content).differing:
             self.run("other_number", self._numbers)
 
     # ---------------------------------------------------------------------------------------- content
 
     def _content(self) -> Iterator[bool]:
-        """Yield whether kept items change with other content beside them: in the run on all items beside those of the
+        """Yield whether kept items change with different content beside them: in the run on all items beside those of the
         smaller run, and in the smaller run beside the first."""
         sides = [(True, self.subset.batch, self.subset.size), (False, self.subset.size, 1)]
         trials = 0
@@ -90,7 +90,7 @@ class _WholeRuns(Experiments):
                     trials += 1
                     yield differs
         if not trials:
-            raise NotItemwiseError("no run with other content in the other items shows what it changes here")
+            raise NotItemwiseError("no run with different content in the other items shows what it changes here")
 
     def _differs(self, size: int, beside: Neighbours, *, of_all: bool) -> bool | None:
         """Return True if the kept items read other values than before; ``None`` if that shows nothing: the run fails,

@@ -379,7 +379,7 @@ class _ReplicaPair:
 
     def written(self, first: Result, second: Result) -> str:
         """Return the node that wrote a parameter so: going back from the result, the first write of its memory that
-        left other content on the two ranks."""
+        left different content on the two ranks."""
         node, digest = first.source, first.digest
         if not self._differs(node):
             other = self.runs.node_of.get(second.source, "")
@@ -539,7 +539,7 @@ class _ReplicaPair:
         return a, b
 
     def _should_be_equal(self, node: str) -> bool:
-        """Return True for a collective that leaves the same on both ranks, and left other content."""
+        """Return True for a collective that leaves the same on both ranks, and left different content."""
         both = self._exchange(node)
         if both is None or both[0].collective is None or both[1].collective is None:
             return False

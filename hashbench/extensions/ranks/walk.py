@@ -4,7 +4,7 @@ A node is a record or leaf of a rank (as in :class:`~hashbench.core.divergence.a
 *gave* to a collective. What a rank received came from what the other ranks gave, and that from the writers of what it
 gave:
 
-* A collective is innocent where any rank gave other content in the two runs: the walk goes on at that rank.
+* A collective is innocent where any rank contributed different content in the two runs: the walk goes on at that rank.
 * It is guilty (origin ``collective``) where all ranks gave the same, and what came back differs.
 * What a rank gave was made outside torch (``outside``) where it differs and its writers agree: bytes that Python
   pickled, memory that something else wrote.
@@ -201,7 +201,7 @@ class JudgedRanks:
                 yield contribution
 
     def _is_draw(self, at: RankNode) -> bool:
-        """Return True for numbers that a generator in another state drew: where no op reads them, Python does."""
+        """Return True for numbers that a generator in a different state drew: where no op reads them, Python does."""
         source = self.differences[at.rank].sources.get(at.node)
         return source is not None and source.origin == Origin.RNG
 

@@ -52,7 +52,7 @@ UNMEASURED = (AuditVerdict.FAILS, AuditVerdict.NOT_COMPARABLE, AuditVerdict.TIME
 
 
 class Shown(StrEnum):
-    """What was seen of one sample under one setting of the flag. ``FOLLOWS``: runs agree, but results are other ones
+    """What was seen of one sample under one setting of the flag. ``FOLLOWS``: runs agree, but results differ
     where memory that nobody wrote holds other bytes."""
 
     IDENTICAL = "identical"

@@ -440,7 +440,7 @@ def _at_leaf(found: FirstDifference, runs: PairedRuns, node: str) -> FirstDiffer
     found = replace(
         found,
         kind=leaf.kind,
-        detail=f"{what} holds other values",
+        detail=f"{what} holds different values",
         name=leaf.id,
         other=leaf.id,
         index=leaf.position if a is not None else None,

@@ -259,7 +259,7 @@ def test_module_of_the_installed_torch() -> None:
 
 @pytest.mark.exhaustive
 def test_what_is_not_read_does_not_matter() -> None:
-    """Fill all that a generated kernel writes and does not read with other content before each call."""
+    """Fill all that a generated kernel writes and does not read with different content before each call."""
     import sys
     from pathlib import Path
 

@@ -59,7 +59,7 @@ def test_first_reader_of_other_items_memory_is_named(function, kernel, view):
     assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", kernel)
     assert row.detail.startswith(f"through {view}")
     assert (row.cause, row.confidence) == ("batch_coupling", "proven"), row.because
-    assert "6 of 6 with other content in the other items" in row.because
+    assert "6 of 6 with different content in the other items" in row.because
 
 
 def at_the_end(x: torch.Tensor) -> torch.Tensor:

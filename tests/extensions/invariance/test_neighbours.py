@@ -54,7 +54,7 @@ def test_other_ops_for_another_number_of_items_are_a_choice_by_size(function):
     assert (row.accuracy, row.kernel) == ("fail_batch_invariance_at_4", "batch_test.split_sum.default")
     assert (row.cause, row.confidence, flat(row).smallest_batch) == ("shape_dependent_kernel", "proven", 6), row.because
     assert "a batch of 8 calls different ops here (batch_test.whole_sum.default)" in row.detail
-    assert "0 of 6 with other content in the other items" in row.because
+    assert "0 of 6 with different content in the other items" in row.because
     assert "Draw" not in row.advice
 
 
@@ -85,6 +85,6 @@ def test_other_ops_that_compute_over_the_batch_are_coupling(*, small: bool):
     x = torch.arange(1.0, 49).view(8, 6)
     row = checked(functools.partial(routed, by_row=False, small=small), x, options=DIAGNOSED)
     assert (row.accuracy, row.cause, row.confidence) == ("fail_batch_invariance_at_4", "batch_coupling", "proven")
-    assert "with other content in the other items" in row.because
+    assert "with different content in the other items" in row.because
     assert row.advice.startswith("Let nothing be computed over the items of a batch")
     assert checked(functools.partial(routed, by_row=True, small=small), x).accuracy == "pass"

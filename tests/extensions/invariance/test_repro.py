@@ -22,7 +22,7 @@ from hashbench.extensions.invariance.match import Agreement, CallRows, Match, Te
 from hashbench.extensions.invariance.repro import run_item_repro, write_item_repro, write_part_repro
 
 FIRST = ItemAxis(0)
-DECISION = Decision("batch_coupling", "proven", "12 of 12 with other content", "Do otherwise.")
+DECISION = Decision("batch_coupling", "proven", "12 of 12 with different content", "Do otherwise.")
 
 
 def call_of(func: object, *args: object) -> ItemCall:

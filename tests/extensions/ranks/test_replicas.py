@@ -166,7 +166,7 @@ a guilty collective inside an op that is told by it: w collective 0 c10d.allredu
         p = add_ !parameter/w g -> p1 phase=optimizer
         replica p p1 as w 0-1
 
-a collective that left other content: w collective 0 c10d.allreduce_
+a collective that left different content: w collective 0 c10d.allreduce_
     {dp 0 ranks=0-1 reduce="g = all_reduce !g -> s0" p=p0}
     {dp 1 ranks=0-1 reduce="g = all_reduce !g -> s1" p=p1}
 

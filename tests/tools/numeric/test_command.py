@@ -64,7 +64,10 @@ def test_wrong_weight_is_named_as_json(numeric) -> None:
         "different: outputs differ (1 of 1: output)",
         False,
     )
-    assert "beyond tolerance: the parameter 3.weight holds other values (by at most 1" in report["parts"][0]["headline"]
+    assert (
+        "beyond tolerance: the parameter 3.weight holds different values (by at most 1"
+        in report["parts"][0]["headline"]
+    )
     assert [item["name"] for item in report["first_differences"]] == ["parameter/3.weight", "parameter/0.weight"]
 
 

@@ -69,7 +69,7 @@ def _names(left: list[torch.Tensor]) -> list[str]:
 
 
 def _moved(call: ItemCall) -> Iterator[range]:
-    """Choose items from one on, some of which come out otherwise when they are moved to the front: those before are
+    """Choose items from one on, some of which come out differently when they are moved to the front: those before are
     left out."""
     reference = call.rows()
     for first in _shifts(call.items):
@@ -78,7 +78,7 @@ def _moved(call: ItemCall) -> Iterator[range]:
 
 
 def another_order(call: ItemCall) -> list[int]:
-    """Return the items in an order in which some come out otherwise than in their own; backwards where none was
+    """Return the items in an order in which some come out differently than in their own; backwards where none was
     found."""
     everybody, reference = [*range(call.items)], call.rows()
     orders = (everybody[first:] + everybody[:first] for first in _shifts(call.items))

@@ -100,7 +100,7 @@ class _OpSamples:
         call = with_items(sample.call, items)
         row = replace(row, items=items, shapes=call.shapes)
         if sample.coupled:
-            because = "other content in the other items changes an item by more than rounding"
+            because = "different content in the other items changes an item by more than rounding"
             return replace(row, verdict=Invariance.COUPLED, cause="batch_coupling", because=because)
         verdict, sizes = measured(call)
         row = replace(row, verdict=verdict, sizes=" ".join(map(str, sizes)))

@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-# -------------------------------------------------------------------------------- functions that answer otherwise
+# -------------------------------------------------------------------------------- functions that answer differently
 
 _Function = Callable[..., Any]
 
