@@ -2,7 +2,7 @@
 
 All have a batch of eight items. What couples items does so in any arithmetic; what adds in another order when there are
 more rows does so by itself, whatever the processor: the order is in the operator. Twins compute each item by itself,
-with ops that round alike for any number of rows; some of them are decoys, of which a shape or an order says the opposite.
+with ops that round alike for any number of rows; some of them are decoys, whose shape or order says the opposite.
 """
 
 from __future__ import annotations

@@ -172,5 +172,5 @@ def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
     for trace in traces:
         contents += [(leaf.digest, leaf.initial) for leaf in trace.leaves if leaf.id == node]
         records = [record for record in trace.records if record.id == node]
-        contents += [(one.arguments, one.outputs, [ref.offset for ref in one.inputs]) for one in records]
+        contents += [(record.arguments, record.outputs, [ref.offset for ref in record.inputs]) for record in records]
     return len(contents) == len(traces) and contents[0] != contents[-1]

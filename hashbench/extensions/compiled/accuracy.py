@@ -107,7 +107,7 @@ def by_cosine_only(
         if tolerance.cosine or (reference or {}).get(name) is None
     ]
     refused = inaccurate(eager, compiled, reference, tolerance) if found else ()
-    return tuple(sorted((one for one in found if one.name not in refused), key=lambda one: -one.off))
+    return tuple(sorted((each for each in found if each.name not in refused), key=lambda each: -each.off))
 
 
 def worse(
@@ -193,4 +193,4 @@ def farther(
         mine, theirs = float(rmse(exact, other)), float(rmse(exact, value))
         if theirs > 2 * mine:
             found.append(Farther(name, theirs, mine, float((value.double() - exact.double()).abs().max())))
-    return max(found, key=lambda one: one.eager, default=None)
+    return max(found, key=lambda each: each.eager, default=None)

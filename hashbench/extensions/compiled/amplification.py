@@ -72,10 +72,10 @@ class Amplification:
                     continue
                 error = relative(value, exact.reshape(value.shape)) / unit_roundoff(value.dtype)
                 error = min(error, sys.float_info.max)
-                before = max([1.0, *(errors[one] for one in subgraph_of(node, errors, operands).inputs)])
+                before = max([1.0, *(errors[each] for each in subgraph_of(node, errors, operands).inputs)])
                 errors[node] = error
                 self._found.append(Amplified(call.kernel, facts_of(node), error, error / before))
 
     def result(self) -> tuple[Amplified, ...]:
         """Return the buffers in which errors grew most, the largest factor first."""
-        return tuple(sorted(self._found, key=lambda one: -one.factor)[:SHOWN])
+        return tuple(sorted(self._found, key=lambda each: -each.factor)[:SHOWN])

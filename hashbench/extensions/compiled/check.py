@@ -243,8 +243,10 @@ class CompiledCheck:
             return outcome
         make = functools.partial(self.model.make, backend=self.options.backend)
         made = list(compiled_again(make, first, varieties, functools.partial(_in_fresh_process, self)))
-        outcome = _with(outcome, compilations=str(FurtherCompilations({one.variety.name: one.word() for one in made})))
-        differing = next((one for one in made if one.differs), None)
+        outcome = _with(
+            outcome, compilations=str(FurtherCompilations({again.variety.name: again.word() for again in made}))
+        )
+        differing = next((again for again in made if again.differs), None)
         if differing is None or outcome.accuracy != Status.PASS:
             return outcome
         outcome = replace(outcome, accuracy=Status.COMPILATIONS_DIFFER)
@@ -268,10 +270,10 @@ class CompiledCheck:
         if found.module and found.module.partition(".")[0] != root:  # a container's own call is not on dynamo's stack
             found = replace(found, module=f"{root}.{found.module}")
         columns = {
-            one.name: value
+            field.name: value
             for holder in (blamed.facts, replace(found, detail=""))
-            for one in fields(holder)
-            if (value := getattr(holder, one.name))
+            for field in fields(holder)
+            if (value := getattr(holder, field.name))
         }
         op = " or ".join(blamed.candidates) if len(blamed.candidates) > 1 else blamed.facts.op
         columns["advice"] = advice_for(blamed.facts.stage, op, blamed.facts.cured_by)
@@ -337,7 +339,7 @@ def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
     for path, graph in graphs.items():
         for call in wrapper_of(path).calls.values():
             if call.kernel == name:
-                return common(facts_of(graph.nodes[one]) for one in call.targets if one in graph.nodes).op
+                return common(facts_of(graph.nodes[target]) for target in call.targets if target in graph.nodes).op
     return ""
 
 

@@ -79,15 +79,15 @@ def next_attempt(stage: str, ops: Sequence[str], made: Sequence[ExperimentResult
         made: what was tried.
     """
     trials = TRIALS.get(stage, Trials(()))
-    tried = {(one.name, one.found) for one in made}
+    tried = {(result.name, result.found) for result in made}
     if len(made) >= MOST:
         return None
     if any(map(_is_gone, made)):
-        steady = any(one.ran and one.differing for one in made)
+        steady = any(result.ran and result.differing for result in made)
         waiting = [Trial(name) for name in (() if steady else trials.controls)]
     else:
-        waiting = [one for name in trials.cures for one in (_each(ops) if name == OP else [Trial(name)])]
-    return next((one for one in waiting if (one.change, one.op) not in tried), None)
+        waiting = [trial for name in trials.cures for trial in (_each(ops) if name == OP else [Trial(name)])]
+    return next((trial for trial in waiting if (trial.change, trial.op) not in tried), None)
 
 
 def _each(ops: Sequence[str]) -> list[Trial]:
@@ -100,10 +100,10 @@ def conclude(stage: str, made: Sequence[ExperimentResult]) -> tuple[Trial | None
     Proven: a cure of the stage helped, and another change was tried and did not.
     """
     cures = TRIALS.get(stage, Trials(())).cures
-    cure = next((one for one in made if one.name in cures and _is_gone(one)), None)
+    cure = next((result for result in made if result.name in cures and _is_gone(result)), None)
     if cure is None:
         return None, Confidence.OPEN
-    others = [one for one in made if one.ran and one is not cure]
+    others = [result for result in made if result.ran and result is not cure]
     steady = bool(others) and not any(map(_is_gone, others))
     return Trial(cure.name, cure.found), Confidence.PROVEN if steady else Confidence.LIKELY
 

@@ -38,7 +38,7 @@ class FurtherCompilations:
 
 NOT_COMPARED = "not compared"
 
-_NAMED = re.compile(rf"(?:^|(?<=; ))({'|'.join(re.escape(one.name) for one in VARIETIES)}): ")
+_NAMED = re.compile(rf"(?:^|(?<=; ))({'|'.join(re.escape(variety.name) for variety in VARIETIES)}): ")
 
 
 @dataclass(frozen=True, slots=True)

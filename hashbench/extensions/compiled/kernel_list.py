@@ -26,7 +26,7 @@ class KernelList:
         """List the calls of one graph."""
         number, listed = len(self._graphs), graph.path in self._graphs
         self._graphs.add(graph.path)
-        sources = {} if listed else {one.name: source_digest(one) for one in wrapper_of(graph.path).kernels}
+        sources = {} if listed else {kernel.name: source_digest(kernel) for kernel in wrapper_of(graph.path).kernels}
         while True:
             call = yield
             if listed:
@@ -38,7 +38,7 @@ class KernelList:
                     sources.get(call.kernel, "") if call.generated else "",
                     tuple(read.digest[:DIGITS] for read in call.reads),
                     tuple(write.digest[:DIGITS] for write in call.writes),
-                    tuple(dict.fromkeys(one.op for one in facts if one.op)),
+                    tuple(dict.fromkeys(fact.op for fact in facts if fact.op)),
                     common(facts).module,
                     phase_of(graph.backward),
                     number,

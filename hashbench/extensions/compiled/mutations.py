@@ -166,8 +166,8 @@ def _is_declared(argument: Any, returned: Any) -> bool:
     return "*" in names | set(after.before_set) or not names.isdisjoint(set(after.before_set) | set(after.after_set))
 
 
-def _share(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    return not {storage_key(tensor) for tensor in one if tensor.numel()}.isdisjoint(
+def _share(first: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return not {storage_key(tensor) for tensor in first if tensor.numel()}.isdisjoint(
         storage_key(tensor) for tensor in other if tensor.numel()
     )
 
@@ -185,10 +185,10 @@ class _FakesWatch:
         self.calls += 1
         promised = [leaf for leaf in leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
         for number, (fake, real) in enumerate(zip(promised, tensors_in([result]), strict=False)):
-            for what, one, other in _differences(fake, real):
+            for what, first, other in _differences(fake, real):
                 key = (str(node.target), number, what)
                 custom = is_custom(node.target)
-                self.found.setdefault(key, WrongFake(*key, one, other, facts_of(node), custom, call.backward))
+                self.found.setdefault(key, WrongFake(*key, first, other, facts_of(node), custom, call.backward))
         return result
 
 
@@ -214,12 +214,12 @@ def _differences(fake: torch.Tensor, real: torch.Tensor) -> Iterator[tuple[str, 
     if fake.device.type != real.device.type:
         yield "device", str(fake.device), str(real.device)
     if fake.dim() != real.dim() or any(
-        isinstance(one, int) and one != other for one, other in zip(fake.shape, real.shape, strict=True)
+        isinstance(first, int) and first != other for first, other in zip(fake.shape, real.shape, strict=True)
     ):
         yield "shape", str(tuple(fake.shape)), str(tuple(real.shape))
         return
     if fake.layout != torch.strided or real.layout != torch.strided or not real.numel():
         return
     strides = zip(fake.stride(), real.stride(), real.shape, strict=True)
-    if any(isinstance(one, int) and one != other and size > 1 for one, other, size in strides):
+    if any(isinstance(first, int) and first != other and size > 1 for first, other, size in strides):
         yield "stride", str(tuple(fake.stride())), str(tuple(real.stride()))

@@ -135,11 +135,11 @@ class _PassComparison:
             return None
         before, after = self._values(after=False), self._values(after=True)
         found = []
-        for number, (name, one, other) in enumerate(zip(names, before, after, strict=True)):
-            if isinstance(one, NoValue) or isinstance(other, NoValue):
+        for number, (name, first, other) in enumerate(zip(names, before, after, strict=True)):
+            if isinstance(first, NoValue) or isinstance(other, NoValue):
                 found.append(self._in_own_dtype(number, name))
-            elif (relative := _relative(other, one)) > SUSPICIOUS:
-                found.append(self._judged(number, name, relative, other, one))
+            elif (relative := _relative(other, first)) > SUSPICIOUS:
+                found.append(self._judged(number, name, relative, other, first))
         return next((wrong for wrong in found if wrong is not None), None)
 
     def _values(self, *, after: bool, float64: bool = True, narrow: bool = False) -> list[Any]:
@@ -229,7 +229,7 @@ def _is_fed(node: torch.fx.Node, old: torch.fx.Node, before: Mapping[str, torch.
     """Return whether a node differs from an old one only in that it reads nodes that were not there."""
     if node.target != old.target:
         return False
-    pairs = [[*leaves([list(one.args), dict(one.kwargs)])] for one in (node, old)]
+    pairs = [[*leaves([list(each.args), dict(each.kwargs)])] for each in (node, old)]
     differing = [(new, was) for new, was in zip(*pairs, strict=False) if str(new) != str(was)]
     made = all(isinstance(new, torch.fx.Node) and new.name not in before for new, _ in differing)
     return made and len(pairs[0]) == len(pairs[1])
@@ -249,8 +249,8 @@ def _constants(node: torch.fx.Node) -> list[str]:
 
 
 def _random_in_both(step: GraphPass) -> frozenset[str]:
-    one, other = ({node.name: _call(node) for node in graph.graph.nodes} for graph in (step.before, step.after))
-    return frozenset(name for name, call in one.items() if other.get(name) == call)
+    first, other = ({node.name: _call(node) for node in graph.graph.nodes} for graph in (step.before, step.after))
+    return frozenset(name for name, call in first.items() if other.get(name) == call)
 
 
 def _result_names(graph: torch.fx.GraphModule) -> list[str]:
@@ -314,7 +314,7 @@ class _Evaluation(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.op == "output":
             return super().run_node(n)
-        unknown = next((v for one in n.all_input_nodes if isinstance(v := self.env[one], NoValue)), None)
+        unknown = next((v for node in n.all_input_nodes if isinstance(v := self.env[node], NoValue)), None)
         if unknown is None:
             try:
                 return self._computed(n)

@@ -52,7 +52,7 @@ def moved_by_rounding(run: StepRunner, name: str) -> float | None:
     try:
         captured = run("eager", None)[name]
         rounded = [run(rounding_backend(seed), None)[name] for seed in SEEDS]
-        return max(float((one.double() - captured.double()).abs().max()) for one in rounded)
+        return max(float((each.double() - captured.double()).abs().max()) for each in rounded)
     except Exception:
         return None
 

@@ -94,9 +94,9 @@ def program(row: Row) -> str:
 
 
 def _compilations(row: Row) -> str:
-    made = [one for one in row.evidence.results if one.on == COMPILATION and one.ran]
+    made = [result for result in row.evidence.results if result.on == COMPILATION and result.ran]
     if made:
-        return f" ({sum(not one.differing for one in made)} of {count(len(made), 'compilation')})"
+        return f" ({sum(not each.differing for each in made)} of {count(len(made), 'compilation')})"
     return f" ({row.evidence.text})" if row.evidence else ""  # of a CSV
 
 

@@ -203,7 +203,7 @@ def _choose(
 def _is_from_elsewhere(pair: PairedCall, alone: Sequence[PairedCall]) -> bool:
     """Return True if hashes show that nothing of what a call read was made by the calls of one run alone."""
     made = [
-        {value for one in alone if (call := (one.first, one.second)[run]) is not None for value in _made(call)}
+        {value for each in alone if (call := (each.first, each.second)[run]) is not None for value in _made(call)}
         for run in (0, 1)
     ]
     return bool(pair.read) and not any(a in made[0] or b in made[1] for a, b in pair.read.values())
@@ -270,7 +270,7 @@ def _sequence(pairs: Sequence[PairedCall], at: int, shown: PairedCall | None) ->
 
 def _divergence(pairs: Sequence[PairedCall], at: int, origin: str, detail: str) -> Divergence:
     pair, call = pairs[at], pairs[at].call
-    before = [one for one in pairs[:at] if one.first is not None]
+    before = [call for call in pairs[:at] if call.first is not None]
     return Divergence(
         origin=origin,
         node=pair.node,

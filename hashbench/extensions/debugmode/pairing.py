@@ -182,8 +182,8 @@ def _overwrites(call: LoggedCall, other: LoggedCall, name: str) -> bool:
     """Return True if what an argument held before the call does not matter."""
     if call.kind != TRITON:
         return name.startswith("out") or (name.partition(".")[0] == "0" and _short(call) in OVERWRITING_ALL)
-    before = [(one.inputs or {}).get(name) for one in (call, other)]
-    after = [(one.outputs or {}).get(name) for one in (call, other)]
+    before = [(first.inputs or {}).get(name) for first in (call, other)]
+    after = [(first.outputs or {}).get(name) for first in (call, other)]
     return name.startswith(_WRITTEN_BY_KERNELS) or (
         None not in before and before[0] != before[1] and after[0] == after[1] is not None
     )

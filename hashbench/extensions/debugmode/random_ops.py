@@ -19,4 +19,6 @@ def is_random(name: str) -> bool:
         _, _, tags = torch._C._get_operation_overload(qualified, overload)
     except (RuntimeError, TypeError):  # no such op, or no such overload
         return False
-    return torch.Tag.nondeterministic_seeded in tags or any("Generator" in str(one.type) for one in schema.arguments)
+    return torch.Tag.nondeterministic_seeded in tags or any(
+        "Generator" in str(argument.type) for argument in schema.arguments
+    )

@@ -53,12 +53,12 @@ def axes_of(
     """
     read = [(judged.read.get(path), rows.cut) for path, rows in reference.read]
     left = [_as_written(judged, reference, at) for at in written]
-    moves = all(one is None or one.equal for one, _ in left)
+    moves = all(match is None or match.equal for match, _ in left)
     whole = moves and not subset.together
     _require_whole_items(judged, subset, read)
-    _require_itemwise([one for one, _ in read], subset)
-    _require_itemwise([one for one, _ in left if not (moves and _counts_items(one, subset))], subset)
-    inherited = [one for one, _ in read if one is not None]
+    _require_itemwise([match for match, _ in read], subset)
+    _require_itemwise([match for match, _ in left if not (moves and _counts_items(match, subset))], subset)
+    inherited = [match for match, _ in read if match is not None]
     filled = [_as_written(judged, reference, target) for target in targets]
     shapes = [tensor.shape for _, tensor in reference.read]
     given = [held if held[0] is not None else target for held, target in zip(read, filled, strict=True)]
@@ -66,7 +66,7 @@ def axes_of(
     return CallAxes(
         subset.batch // rows,
         tuple(_axis(*held, subset, inherited, shape) for held, shape in zip(given, shapes, strict=True)),
-        tuple(_axis(one, _whole(cut) if whole else cut, subset, inherited) for one, cut in left),
+        tuple(_axis(match, _whole(cut) if whole else cut, subset, inherited) for match, cut in left),
         subset.first // rows if subset.together else None,
     )
 
@@ -80,9 +80,9 @@ def _as_written(judged: JudgedCall, reference: CallRows, at: int | None) -> _Hel
     return (None, None) if at is None else (judged.written[at], reference.written[at].cut)
 
 
-def _counts_items(one: Match | None, subset: ItemSubset) -> bool:
+def _counts_items(match: Match | None, subset: ItemSubset) -> bool:
     """Return True for a tensor with as many rows as there are items, or a multiple."""
-    return one is not None and one.sizes is not None and subset.multiple(*one.sizes) > 0
+    return match is not None and match.sizes is not None and subset.multiple(*match.sizes) > 0
 
 
 def _require_whole_items(judged: JudgedCall, subset: ItemSubset, read: Sequence[_Held]) -> None:
@@ -95,23 +95,23 @@ def _require_whole_items(judged: JudgedCall, subset: ItemSubset, read: Sequence[
 
 def _require_itemwise(matches: Iterable[Match | None], subset: ItemSubset) -> None:
     """Raise unless each item's rows are at a place that follows from the item."""
-    if not all(one is None or one.itemwise(subset) for one in matches):
+    if not all(match is None or match.itemwise(subset) for match in matches):
         why = "the call cannot be repeated on other items: which rows belong to which is not the same for all"
         raise NotItemwiseError(why)
 
 
 def _axis(
-    one: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match], shape: Shape = ()
+    match: Match | None, cut: Cut | None, subset: ItemSubset, inherited: Sequence[Match], shape: Shape = ()
 ) -> ItemAxis | None:
     """Return the item axis of a tensor; a dimension whose rows differ is laid out as an input of its size. For tokens
     that the other run lacks it follows from the ``shape``."""
-    if one is None and subset.together:
+    if match is None and subset.together:
         return _axis_of_size(shape, subset)
-    if one is None or one.sizes is None or cut is None or cut.dim is None:
+    if match is None or match.sizes is None or cut is None or cut.dim is None:
         return None
-    outer = one.outer(inherited)
+    outer = match.outer(inherited)
     also = tuple(dim for dim, _, length in cut.narrowed if length == subset.size)
-    inner = subset.multiple(*one.sizes) // outer * (subset.size if subset.together else 1)
+    inner = subset.multiple(*match.sizes) // outer * (subset.size if subset.together else 1)
     return ItemAxis(cut.dim, outer, inner, also)
 
 

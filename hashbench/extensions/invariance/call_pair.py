@@ -111,22 +111,22 @@ class _Pair(driver.Experiments):
         """Yield whether rows change with different content in the rows that only the reference has."""
         reference = _changed(self.pair.reference, _written_out)
         before = reference.run()[0]
-        kept: Kept = {one.sizes: self._kept(path, one) for path, one in self.pair.judged.read.items() if one.sizes}
+        kept: Kept = {read.sizes: self._kept(path, read) for path, read in self.pair.judged.read.items() if read.sizes}
         if not kept:
             raise NotItemwiseError("all that it reads is the same in both runs")
-        if any(one.agreement is Agreement.FOUND for one in self.pair.judged.read.values()):
+        if any(read.agreement is Agreement.FOUND for read in self.pair.judged.read.values()):
             self._require_places(before, kept)
         paths = [*self.read[0]]
         for factor in driver.POSITIVE_FACTORS if self.pair.subset.together else driver.FACTORS:
 
             def change(place: int, tensor: torch.Tensor, factor: float = factor) -> torch.Tensor:
                 path = paths[place]
-                one = self.pair.judged.read.get(path)
+                read = self.pair.judged.read.get(path)
                 cut = self.read[0][path].cut
-                if one is None or not one.sizes or cut is None:
+                if read is None or not read.sizes or cut is None:
                     return tensor
                 return _in_place_of(
-                    tensor, tensor.where(_is_part(tensor, cut, kept[one.sizes]), _other(tensor, factor))
+                    tensor, tensor.where(_is_part(tensor, cut, kept[read.sizes]), _other(tensor, factor))
                 )
 
             compared = [*self._outputs(before, _changed(reference, change).run()[0], kept)]
@@ -140,23 +140,23 @@ class _Pair(driver.Experiments):
     def _outputs(
         self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], kept: Kept
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Cut, Sequence[int]]]:
-        for at, one, other in zip(self.pair.written, first, second, strict=True):
+        for at, tensor, other in zip(self.pair.written, first, second, strict=True):
             cut = None if at is None else self.pair.rows[0].written[at].cut
             if at is not None and cut is not None:
                 sizes = self.pair.judged.written[at].sizes
                 if sizes is None or sizes in kept:
-                    yield one, other, cut, kept.get(sizes, ())
+                    yield tensor, other, cut, kept.get(sizes, ())
 
-    def _kept(self, path: str, one: Match) -> Sequence[int]:
+    def _kept(self, path: str, match: Match) -> Sequence[int]:
         """Return which rows of the input at ``path`` of the reference are those of the smaller run."""
         whole, part = self.read[0][path], self.read[1][path]
-        if one.agreement is Agreement.FOUND:
+        if match.agreement is Agreement.FOUND:
             return places(whole.content, part.content, whole.width) or ()
-        assert one.sizes is not None
+        assert match.sizes is not None
         assert whole.cut is not None
-        outer, step = min(one.outers, default=1), whole.cut.step
-        long, short = (size // outer // step for size in one.sizes)
-        start = self.pair.subset.start(one.sizes[0], outer) // step
+        outer, step = min(match.outers, default=1), whole.cut.step
+        long, short = (size // outer // step for size in match.sizes)
+        start = self.pair.subset.start(match.sizes[0], outer) // step
         return [block * long + start + row for block in range(outer) for row in range(short)]
 
     def _require_places(self, before: Sequence[torch.Tensor], kept: Kept) -> None:
@@ -184,7 +184,7 @@ def _changed(side: ItemCall, change: TensorChange) -> ItemCall:
 
 def _whole_numbers(reference: ItemCall) -> TensorChange:
     """Return a change that replaces each element by a small whole number, the same for equal ones in both calls."""
-    largest = [float(one.detach().abs().max()) if one.numel() else 0.0 for one in reference.tensors]
+    largest = [float(tensor.detach().abs().max()) if tensor.numel() else 0.0 for tensor in reference.tensors]
 
     def change(place: int, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or not 0 < largest[place] < math.inf:
@@ -243,4 +243,4 @@ def _rows(tensor: torch.Tensor, cut: Cut | None) -> TensorRows:
 
 
 def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return all(outputs.bitwise_equal(one, other) for one, other in zip(first, second, strict=True))
+    return all(outputs.bitwise_equal(tensor, other) for tensor, other in zip(first, second, strict=True))

@@ -80,7 +80,9 @@ class ItemEvidence:
 
     def arm(self, name: str) -> ExperimentResult:
         """Return the experiment of that name; without trials if it was not made."""
-        return next((one for one in self.arms if one.name == name), ExperimentResult(name, ON, note="not tried"))
+        return next(
+            (result for result in self.arms if result.name == name), ExperimentResult(name, ON, note="not tried")
+        )
 
     @property
     def explained(self) -> bool:
@@ -155,8 +157,8 @@ def _decide_draws(evidence: ItemEvidence) -> Decision:
 
 
 def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterable[MeasuredRemedy]) -> Decision:
-    working = sorted((one for one in remedies if one.works), key=lambda one: one.price or 0.0)
-    return Decision(cause, confidence, because, advice_for(cause, " or ".join(one.said() for one in working)))
+    working = sorted((remedy for remedy in remedies if remedy.works), key=lambda remedy: remedy.price or 0.0)
+    return Decision(cause, confidence, because, advice_for(cause, " or ".join(remedy.said() for remedy in working)))
 
 
 def advice_for(cause: str, named: str = "") -> str:

@@ -174,8 +174,8 @@ class InvarianceCheck:
                 if isinstance(further, Failure):
                     return outcome, f"a further run of {same} failed: {further.error}"
                 outcome = replace(outcome, runs=outcome.runs + 1)
-                one, other = (self.subject.outputs(run) for run in (first, further))
-                if runs.variant.compare_alike(one, other, size).difference is not None:
+                each, other = (self.subject.outputs(run) for run in (first, further))
+                if runs.variant.compare_alike(each, other, size).difference is not None:
                     blamed = "context" if subset.together else "batch"
                     return outcome, (
                         f"two runs of the same {same} differ, whatever the {blamed}: run the model without "

@@ -27,12 +27,12 @@ def drawer_before(other: RowRun, reference: RowRun, nodes: tuple[str, str], name
     here, there = _draws(other, nodes[0]), _draws(reference, nodes[1])
     pairs = zip(here, there, strict=False)
     common = next(
-        (at for at, (one, twin) in enumerate(pairs) if other.calls[one].drew != reference.calls[twin].drew),
+        (at for at, (first, twin) in enumerate(pairs) if other.calls[first].drew != reference.calls[twin].drew),
         min(len(here), len(there)),
     )
     if common < min(len(here), len(there)):
-        one, twin = other.calls[here[common]].drew, reference.calls[there[common]].drew
-        if one is not None and twin is not None and one.before == twin.before:
+        each, twin = other.calls[here[common]].drew, reference.calls[there[common]].drew
+        if each is not None and twin is not None and each.before == twin.before:
             return Drawer(here[common], "it draws another amount of them")
     elif common < len(here):
         return Drawer(here[common], f"{names[0]} draws more often than {names[1]}")

@@ -138,7 +138,7 @@ def out_of_reach(call: ItemCall) -> Iterator[ExperimentResult]:
     """Yield the settings that choose the implementation of attention as not run, if the call is one of these
     implementations: the choice was made before it."""
     schema = getattr(call.func, "_schema", None)
-    if schema is not None and {one.name for one in schema.arguments} >= _ATTENTION:
+    if schema is not None and {argument.name for argument in schema.arguments} >= _ATTENTION:
         for name in CONTROLS:
             if not applies(name, call):
                 yield ExperimentResult(name, ON, note="this call is one implementation of attention, chosen before it")
@@ -168,6 +168,6 @@ def price(before: ItemCall, after: ItemCall, setting: Context = UNCHANGED) -> fl
             second = [after.run(clock=clock)[1] for _ in range(times)]
         rounds.append((min(first), min(second)) if by_clock else (sum(first), sum(second)))
     if by_clock:
-        rounds = [(min(one for one, _ in rounds), min(other for _, other in rounds))]
+        rounds = [(min(each for each, _ in rounds), min(other for _, other in rounds))]
     ratios = [second / first for first, second in rounds if first > 0]
     return statistics.median(ratios) if ratios else None

@@ -45,7 +45,7 @@ class RowComparison:
         return tuple(
             node
             for node in self._beside(RowEffect.ORIGIN)
-            if any(one.sizes and not one.equal for one in self.runs.judged[node].written)
+            if any(match.sizes and not match.equal for match in self.runs.judged[node].written)
         )
 
     @property
@@ -56,15 +56,15 @@ class RowComparison:
     @property
     def couples_items(self) -> bool:
         """Whether the first source makes an item depend on others by definition, not by the order of sums."""
-        one = self.runs.judged[self.sources[0]] if self.sources else None
-        if one is None or not one.reference:
+        call = self.runs.judged[self.sources[0]] if self.sources else None
+        if call is None or not call.reference:
             return False
-        reduces = any(m.sizes for m in one.read.values()) and all(m.equal or m.sizes is None for m in one.written)
-        return one.effect is not RowEffect.ORIGIN or bool(one.coupled) or reduces
+        reduces = any(m.sizes for m in call.read.values()) and all(m.equal or m.sizes is None for m in call.written)
+        return call.effect is not RowEffect.ORIGIN or bool(call.coupled) or reduces
 
     def _beside(self, effect: RowEffect) -> Iterator[str]:
         """Yield the calls with this effect that are no sources."""
-        return (node for node, one in self.runs.judged.items() if one.effect is effect and node not in self.sources)
+        return (node for node, call in self.runs.judged.items() if call.effect is effect and node not in self.sources)
 
 
 def find_sources(runs: RowRuns, differing: Sequence[str]) -> RowComparison:
@@ -77,11 +77,11 @@ def find_sources(runs: RowRuns, differing: Sequence[str]) -> RowComparison:
     if not origins:
         sources, detail = _without_origin(compared, reached)
         return _by_draws(replace(compared, sources=sources, detail=detail))
-    one = runs.judged[origins[0]]
-    drawn = one.redrawn and one.effect is RowEffect.ORIGIN
+    call = runs.judged[origins[0]]
+    drawn = call.redrawn and call.effect is RowEffect.ORIGIN
     sources, detail = (_with_drawer if drawn else _with_detail)(compared, origins)
     found = replace(compared, sources=sources, detail=detail, drawn=drawn)
-    return found if drawn or (one.effect is RowEffect.ORIGIN and not runs.subset.turned) else _by_draws(found)
+    return found if drawn or (call.effect is RowEffect.ORIGIN and not runs.subset.turned) else _by_draws(found)
 
 
 def _by_draws(found: RowComparison) -> RowComparison:
@@ -114,20 +114,20 @@ def _reached(compared: RowComparison, *, strictly: bool) -> Sequence[str]:
     rows at another place."""
     runs, judged = compared.runs, compared.runs.judged
 
-    def equal(one: Match) -> bool:
-        return one.strictly_equal if strictly else one.surely_equal
+    def equal(match: Match) -> bool:
+        return match.strictly_equal if strictly else match.surely_equal
 
     def edges(node: str) -> Iterator[str]:
-        one, record = judged[node], runs.records[node]
-        if one.effect is RowEffect.ORIGIN and not strictly:
+        call, record = judged[node], runs.records[node]
+        if call.effect is RowEffect.ORIGIN and not strictly:
             return
-        if not one.reference:
+        if not call.reference:
             yield from _unclean(runs, node)
         # An item's rows that are equal here, and reach a reader that sees others, were written by an earlier call
         # into the same memory.
-        wrote_equal = one.written and all(map(equal, one.written))
+        wrote_equal = call.written and all(map(equal, call.written))
         for ref in record.inputs:
-            if (ref.argument in one.read and not equal(one.read[ref.argument])) or (ref.written and wrote_equal):
+            if (ref.argument in call.read and not equal(call.read[ref.argument])) or (ref.written and wrote_equal):
                 yield runs.unit(ref.source)
 
     results = runs.other.trace.results
@@ -137,8 +137,8 @@ def _reached(compared: RowComparison, *, strictly: bool) -> Sequence[str]:
 
 
 def _is_source(runs: RowRuns, node: str) -> bool:
-    one = runs.judged[node]
-    return one.effect is RowEffect.ORIGIN or _parts(runs, node) or bool(reads_by_view(runs, node))
+    call = runs.judged[node]
+    return call.effect is RowEffect.ORIGIN or _parts(runs, node) or bool(reads_by_view(runs, node))
 
 
 def _parts(runs: RowRuns, node: str) -> bool:
@@ -159,7 +159,7 @@ def _unclean(runs: RowRuns, node: str) -> list[str]:
 def _made_before(runs: RowRuns, node: str) -> str:
     """Return the id of what a call reads from before its run and the reference lacks, else ""."""
     sources = (ref.source for ref in runs.records[node].inputs)
-    return next((one for one in sources if one not in runs.leaves[0] and one not in runs.records), "")
+    return next((source for source in sources if source not in runs.leaves[0] and source not in runs.records), "")
 
 
 # --------------------------------------------------------------------------------------------- what is said of it
@@ -195,7 +195,9 @@ def _instead_of(runs: RowRuns, node: str) -> str:
     alone = runs.references.keys() - set(runs.counterparts.values())
     module = runs.records[node].module
     ops = dict.fromkeys(
-        one.op for one in runs.references.values() if one.id in alone and one.module == module and one.outputs
+        record.op
+        for record in runs.references.values()
+        if record.id in alone and record.module == module and record.outputs
     )
     return f"{_names(runs)[1]} calls different ops here ({', '.join([*ops][:4]) or 'none'})"
 
@@ -205,7 +207,7 @@ def _without_origin(compared: RowComparison, reached: Sequence[str]) -> _Said:
     runs, judged, together = compared.runs, compared.runs.judged, compared.runs.subset.together
     strict = [] if together else _reached(compared, strictly=True)
     moved = next((node for node in strict if _permutes_rows_first(judged[node])), "")
-    hidden = any(one.grouped for node in reached for one in judged[node].written)
+    hidden = any(match.grouped for node in reached for match in judged[node].written)
     if moved and not hidden:
         return (moved,), "it gives an item other items' rows, or as many as there are items"
     first = next((node for node in reached if judged[node].effect is not RowEffect.SAME), "")
@@ -222,16 +224,16 @@ def _without_origin(compared: RowComparison, reached: Sequence[str]) -> _Said:
     return (), _shown_by_view(compared) or "no call differs whose rows could be followed to the outputs"
 
 
-def _permutes_rows_first(one: JudgedCall) -> bool:
-    return all(m.strictly_equal for m in one.read.values()) and not all(m.strictly_equal for m in one.written)
+def _permutes_rows_first(call: JudgedCall) -> bool:
+    return all(m.strictly_equal for m in call.read.values()) and not all(m.strictly_equal for m in call.written)
 
 
 def _shown_by_view(compared: RowComparison) -> str:
     """Describe the result that is a view of other memory, else return ""."""
     for result in compared.runs.other.trace.results:
         node = compared.runs.unit(result.source)
-        one = compared.runs.judged.get(node) if result.name in compared.differing else None
-        if one is not None and one.reference and all(match.strictly_equal for match in one.written):
+        call = compared.runs.judged.get(node) if result.name in compared.differing else None
+        if call is not None and call.reference and all(match.strictly_equal for match in call.written):
             return f"{result.name} is a view, and shows other memory of what {node} left"
     return ""
 
@@ -283,7 +285,7 @@ def entry_of(found: RowComparison) -> Entry | None:
     if judged[first].reference:
         return None
     inside, reads = _first_readers(runs, first)
-    results = (one.name for one in runs.other.trace.results if runs.unit(one.source) in inside)
+    results = (result.name for result in runs.other.trace.results if runs.unit(result.source) in inside)
     return Entry(reads, tuple(name for name in results if name in found.differing), before, first)
 
 

@@ -229,8 +229,8 @@ def items_first(tensor: torch.Tensor, axis: ItemAxis, items: int) -> torch.Tenso
 def _of_item(tensor: torch.Tensor, axis: ItemAxis, items: int, item: int) -> torch.Tensor:
     """Return a boolean mask of the elements of ``item``."""
     own = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
-    for one in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
-        rows = items_first(own, one, items)
+    for dim_axis in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
+        rows = items_first(own, dim_axis, items)
         rows[:item], rows[item + 1 :] = False, False
     return own
 
@@ -265,7 +265,7 @@ def digests_of(
                 raise NotItemwiseError(f"an output of shape {list(tensor.shape)} does not hold {items} items")
             columns.append(item_digests(tensor, axis, items))
     if not columns:
-        whole = tuple(hash_memory((one := tensor.contiguous().cpu()).data_ptr(), one.nbytes) for tensor in left)
+        whole = tuple(hash_memory((single := tensor.contiguous().cpu()).data_ptr(), single.nbytes) for tensor in left)
         return (whole,) * items
     return tuple(zip(*columns, strict=True))
 
@@ -275,9 +275,9 @@ def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.T
     if not is_plain(tensor):
         raise NotItemwiseError(f"a {type(tensor).__name__} without plain memory cannot be sliced")
     if axis.also:
-        for one in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
-            rows = items_first(tensor.detach(), one, items).index_select(0, indices.to(tensor.device))
-            tensor = _items_back(rows, one)
+        for dim_axis in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
+            rows = items_first(tensor.detach(), dim_axis, items).index_select(0, indices.to(tensor.device))
+            tensor = _items_back(rows, dim_axis)
         return tensor.contiguous()
     rows = items_first(tensor.detach(), axis, items).index_select(0, indices.to(tensor.device))
     return _like(_items_back(rows, axis), tensor, axis.dim)

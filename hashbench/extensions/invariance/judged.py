@@ -80,7 +80,11 @@ class RowRuns:
         """The effect of every call of the other run that wrote something, by id, in order. Calls inside a custom op are
         left out: the op is the unit."""
         calls = self.other.calls
-        return {one.id: _judge(self, one) for one in self.records.values() if one.id in calls and not one.inside}
+        return {
+            record.id: _judge(self, record)
+            for record in self.records.values()
+            if record.id in calls and not record.inside
+        }
 
     def unit(self, node: str) -> str:
         """Return the id of the custom op inside which a record was made; for most records their own id."""
@@ -122,11 +126,21 @@ class RowRuns:
 
     def _shifted_calls(self) -> Iterator[tuple[OpRecord, CallRows]]:
         calls = self.reference.calls
-        return ((one, calls[one.id]) for one in self.references.values() if one.id in calls and self.shifted(one))
+        return (
+            (record, calls[record.id])
+            for record in self.references.values()
+            if record.id in calls and self.shifted(record)
+        )
 
 
 def _content_key(record: OpRecord, rows: CallRows) -> Any:
-    return record.op, record.module, record.arguments, record.rng, tuple(one._replace(cut=None) for _, one in rows.read)
+    return (
+        record.op,
+        record.module,
+        record.arguments,
+        record.rng,
+        tuple(each._replace(cut=None) for _, each in rows.read),
+    )
 
 
 def _state_key(record: OpRecord, rows: CallRows) -> Any:
@@ -182,13 +196,13 @@ def _judge(runs: RowRuns, record: OpRecord) -> JudgedCall:
     if matched is None or matched.redrawn or not _all_sure(matched.read.values()):
         matched = next(compared(runs.of_content(record, rows)), matched)
     if matched is not None and matched.redrawn:
-        same = (one for one in compared(runs.of_state(record, rows)) if one.effect is RowEffect.SAME)
+        same = (call for call in compared(runs.of_state(record, rows)) if call.effect is RowEffect.SAME)
         matched = next(same, matched)
     return matched or JudgedCall(RowEffect.UNKNOWN if rows.written else RowEffect.SAME)
 
 
 def _all_sure(given: Iterable[Match]) -> bool:
-    return all(one.surely_equal for one in given)
+    return all(match.surely_equal for match in given)
 
 
 def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> JudgedCall | None:
@@ -200,7 +214,7 @@ def _compared(runs: RowRuns, record: OpRecord, rows: CallRows, node: str) -> Jud
     inherited = tuple(read.values())
     pairs = zip(reference.written, rows.written, strict=True)
     written = tuple(match(whole, part, runs.subset, inherited) for whole, part in pairs)
-    if all(one.equal for one in written):
+    if all(match.equal for match in written):
         return JudgedCall(RowEffect.SAME, node, read, written)
     if not _all_sure(_weighed(rows, read, written)):
         return JudgedCall(RowEffect.PROPAGATED, node, read, written, redrawn=_drew_otherwise(rows, reference))
@@ -235,8 +249,8 @@ def _weighed(rows: CallRows, read: Mapping[str, Match], written: Sequence[Match]
     """Return the inputs that may explain a difference. Where rows that differ were found in another order, tables of
     their places differ by design."""
     held = [read[path] for path, here in rows.read if path in read and not _is_table(here, read[path])]
-    reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
-    by_design = any(one.sizes in reordered for one in written if not one.equal)
+    reordered = {match.sizes for match in held if match.agreement is Agreement.FOUND}
+    by_design = any(match.sizes in reordered for match in written if not match.equal)
     return held if by_design else tuple(read.values())
 
 
@@ -249,7 +263,7 @@ def _effect(
     runs: RowRuns, record: OpRecord, reference: OpRecord, read: Sequence[Match], written: Sequence[Match]
 ) -> tuple[RowEffect, str]:
     """Return the effect of a call that read equal rows and wrote others, and in words what else came from the batch."""
-    known = any(one.agreement is Agreement.DIFFERENT for one in written)
+    known = any(match.agreement is Agreement.DIFFERENT for match in written)
     other_arguments = record.arguments != reference.arguments
     if not known or _has_mixed_row_order(read) or (other_arguments and runs.shifted(record)):
         return RowEffect.UNKNOWN, ""
@@ -280,20 +294,20 @@ def _is_not_read(runs: RowRuns, record: OpRecord, ref: Ref | None) -> bool:
     return ref.written and filled
 
 
-def _is_table(rows: TensorRows, one: Match) -> bool:
+def _is_table(rows: TensorRows, match: Match) -> bool:
     """Return True if a tensor may hold places of rows: whole numbers without items.
 
     Between rows in another order (tokens by their expert) such a table differs by design.
     """
-    return one.sizes is None and one.agreement is Agreement.DIFFERENT and rows.dtype.startswith(("int", "uint"))
+    return match.sizes is None and match.agreement is Agreement.DIFFERENT and rows.dtype.startswith(("int", "uint"))
 
 
 def _has_mixed_row_order(given: Sequence[Match]) -> bool:
     """Return True if a call reads rows of the same number in two orders; its outputs then need not be found again."""
     orders: dict[tuple[int, int], set[int | None]] = {}
-    for one in given:
-        if one.sizes is not None:
-            orders.setdefault(one.sizes, set()).add(one.order)
+    for rows in given:
+        if rows.sizes is not None:
+            orders.setdefault(rows.sizes, set()).add(rows.order)
     return any(len(found) > 1 for found in orders.values())
 
 
@@ -303,7 +317,7 @@ def reads_by_view(runs: RowRuns, node: str) -> tuple[str, ...]:
     record, judged = runs.records[node], runs.judged[node]
     if runs.subset.together or not judged.reference or runs.shifted(record):
         return ()
-    different = {path for path, one in judged.read.items() if one.agreement is Agreement.DIFFERENT}
+    different = {path for path, rows in judged.read.items() if rows.agreement is Agreement.DIFFERENT}
     suspects = (ref for ref in record.inputs if ref.argument in different)
     return tuple(ref.argument for ref in suspects if _was_left_equal(runs, runs.unit(ref.source)))
 
@@ -319,7 +333,7 @@ def _was_left_equal(runs: RowRuns, unit: str) -> bool:
     def left_equal(writer: str) -> bool:
         if writer not in judged:
             return writer.startswith("input/")
-        one = judged[writer]
-        return one.effect is RowEffect.SAME and all(match.strictly_equal for match in one.written)
+        call = judged[writer]
+        return call.effect is RowEffect.SAME and all(match.strictly_equal for match in call.written)
 
     return all(map(left_equal, backward_slice([unit], overwritten_by, lambda _: True).reached))

@@ -240,7 +240,7 @@ def _pair(comparison: RowComparison, node: str, there: _Capture, here: _Capture)
     judged, subset = comparison.runs.judged[node], comparison.runs.subset
     if judged.coupled and not subset.together:
         return None
-    if there.written != here.written or all(one.equal for one in judged.written):
+    if there.written != here.written or all(rows.equal for rows in judged.written):
         return None
     whole, part = (
         ItemCall(made.func, made.args, made.kwargs, items, (None,) * made.tensors, (), settings=made.settings)
@@ -302,10 +302,10 @@ def _difference(
     """Measure the distance of the call's rows in the two runs; ``None`` if they are at other places."""
     if subset.turned:
         return None
-    pairs, moved = [], {one.sizes for one in judged.read.values() if one.agreement is Agreement.FOUND}
+    pairs, moved = [], {rows.sizes for rows in judged.read.values() if rows.agreement is Agreement.FOUND}
     for at, there, here in zip(captured.written, captured.left, left, strict=False):
-        one = None if at is None else judged.written[at]
-        if one is None or one.equal or one.sizes in moved:
+        item = None if at is None else judged.written[at]
+        if item is None or item.equal or item.sizes in moved:
             continue
         pairs.append((_part(there, here, subset), here))
     return _measured(pairs)
@@ -325,7 +325,7 @@ def _measured(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> RowDifferen
     if not found:
         return None
     return RowDifference(
-        max((one.max_abs for one in found if one.max_abs is not None), default=None),
-        max((one.max_relative for one in found if one.max_relative is not None), default=None),
-        max((one.max_ulp for one in found if one.max_ulp is not None), default=None),
+        max((comparison.max_abs for comparison in found if comparison.max_abs is not None), default=None),
+        max((comparison.max_relative for comparison in found if comparison.max_relative is not None), default=None),
+        max((comparison.max_ulp for comparison in found if comparison.max_ulp is not None), default=None),
     )

@@ -130,11 +130,11 @@ def match(reference: TensorRows, other: TensorRows, subset: ItemSubset, inherite
         found = _by_layout(reference, other, sizes, subset) or _by_content(reference, other, dim, subset)
         if found is not None:
             return replace(found, sizes=sizes, several=several)
-    alike = [one for one in inherited if one.sizes == sizes]
-    if other.cut.step > 1 and any(one.agreement is Agreement.FOUND for one in alike):
+    alike = [match for match in inherited if match.sizes == sizes]
+    if other.cut.step > 1 and any(match.agreement is Agreement.FOUND for match in alike):
         return Match(Agreement.UNKNOWN, sizes, several=several, grouped=True)
     wholly = all(subset.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
-    known = wholly and (subset.multiple(*sizes) == 1 or any(one.surely_equal for one in alike))
+    known = wholly and (subset.multiple(*sizes) == 1 or any(match.surely_equal for match in alike))
     return Match(Agreement.DIFFERENT if known else Agreement.UNKNOWN, sizes, several=several)
 
 
@@ -170,7 +170,7 @@ def _same_rows(
         item = block // subset.batch
         parts = [reference[at : at + item] for at in range(0, len(reference), item)] if item else []
         blocks = [parts[at : at + subset.batch][::-1] for at in range(0, len(parts), subset.batch)]
-        return b"".join(part for one in blocks for part in one) == other
+        return b"".join(part for block in blocks for part in block) == other
     return all(
         reference[long * at + start : long * at + start + block] == other[block * at : block * (at + 1)]
         for at in range(outer)

@@ -79,8 +79,8 @@ class _WholeRuns(Experiments):
     # ---------------------------------------------------------------------------------------- content
 
     def _content(self) -> Iterator[bool]:
-        """Yield whether kept items change with different content beside them: in the run on all items beside those of the
-        smaller run, and in the smaller run beside the first."""
+        """Yield whether kept items change with different content beside them: in the run on all items beside those of
+        the smaller run, and in the smaller run beside the first."""
         sides = [(True, self.subset.batch, self.subset.size), (False, self.subset.size, 1)]
         trials = 0
         for of_all, size, kept in sides:
@@ -153,44 +153,44 @@ class _KeptItems:
     items: int
     kept: int
 
-    def same_written(self, one: CallRows, other: CallRows | None) -> bool | None:
+    def same_written(self, rows: CallRows, other: CallRows | None) -> bool | None:
         """Return True if all that a call wrote is the same for the kept items; ``None`` if unknown."""
-        if other is None or len(one.written) != len(other.written):
+        if other is None or len(rows.written) != len(other.written):
             return None
-        found = [self._same(*pair) for pair in zip(one.written, other.written, strict=True)]
+        found = [self._same(*pair) for pair in zip(rows.written, other.written, strict=True)]
         return None if None in found else all(found)
 
-    def same_read(self, one: CallRows, other: CallRows | None, path: str) -> bool | None:
+    def same_read(self, rows: CallRows, other: CallRows | None, path: str) -> bool | None:
         """Return the same for an argument that it read."""
         there = dict(other.read) if other is not None else {}
-        return self._same(dict(one.read)[path], there[path]) if path in there else None
+        return self._same(dict(rows.read)[path], there[path]) if path in there else None
 
-    def same_items(self, one: object, other: object) -> bool | None:
+    def same_items(self, first: object, other: object) -> bool | None:
         """Return the same for a result whose first dimension holds the items."""
-        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        if not isinstance(first, torch.Tensor) or not isinstance(other, torch.Tensor):
             return None
-        if one.shape[:1] != (self.items,) or other.shape[:1] != (self.items,):
+        if first.shape[:1] != (self.items,) or other.shape[:1] != (self.items,):
             return None
-        return outputs.bitwise_equal(one[: self.kept], other[: self.kept])
+        return outputs.bitwise_equal(first[: self.kept], other[: self.kept])
 
-    def _same(self, one: TensorRows, other: TensorRows) -> bool | None:
-        if one._replace(given=()) == other._replace(given=()):
+    def _same(self, first: TensorRows, other: TensorRows) -> bool | None:
+        if first._replace(given=()) == other._replace(given=()):
             return True
-        if (one.shape, one.cut, one.width) != (other.shape, other.cut, other.width) or one.cut is None:
+        if (first.shape, first.cut, first.width) != (other.shape, other.cut, other.width) or first.cut is None:
             return None
-        if one.cut.dim is None:
+        if first.cut.dim is None:
             return False
-        rows, rest = divmod(one.shape[one.cut.dim] // one.cut.step, self.items)
+        rows, rest = divmod(first.shape[first.cut.dim] // first.cut.step, self.items)
         if rest or not rows:
             return None
         return any(
-            self._part(one, outer) == self._part(other, outer) for outer in range(1, rows + 1) if not rows % outer
+            self._part(first, outer) == self._part(other, outer) for outer in range(1, rows + 1) if not rows % outer
         )
 
-    def _part(self, one: TensorRows, outer: int) -> Sequence[bytes]:
+    def _part(self, rows: TensorRows, outer: int) -> Sequence[bytes]:
         """Return the rows of the kept items, of a dimension of ``outer`` blocks."""
-        block = len(one.content) // outer
-        return [one.content[block * at :][: block // self.items * self.kept] for at in range(outer)]
+        block = len(rows.content) // outer
+        return [rows.content[block * at :][: block // self.items * self.kept] for at in range(outer)]
 
 
 def _inputs(run: Run) -> Mapping[str, object]:

@@ -66,7 +66,7 @@ def write_item_repro(
     try:
         with captured_environment(call):
             calls, places = _both(call, chosen, first)
-            captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
+            captured = [capture(call.func, call.args, call.kwargs, limit_bytes=MOST_BYTES) for call in calls]
             layout = [None if axis is None else (axis.dim, axis.outer, axis.inner) for axis in call.outputs]
             items, heading = (calls[0].items, calls[1].items), _heading(call, decision, seen_in)
             text = _script(calls, captured, heading=heading, items=items, layout=layout, compared=places)
@@ -105,7 +105,7 @@ def write_part_repro(
             else:
                 calls, parts = (made.select([made.watched or 0]), made), _parts_of_watched(made)
             _require_shapes(calls, parts)
-            captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
+            captured = [capture(call.func, call.args, call.kwargs, limit_bytes=MOST_BYTES) for call in calls]
             heading = _heading(call, decision, seen_in)
             text = _script(calls, captured, heading=heading, items=sizes, unit=unit, parts=parts)
     except (CaptureError, BadCallError, NotItemwiseError) as error:
@@ -132,37 +132,39 @@ def _parts_of_pair(pair: CallPair) -> list[Part | None]:
     inherited = tuple(pair.judged.read.values())
     parts: list[Part | None] = []
     for at in pair.written:
-        one, cut = (None, None) if at is None else (pair.judged.written[at], pair.rows[0].written[at].cut)
-        parts.append(None if one is None or one.equal or cut is None else _part(pair, one, cut, inherited))
+        part, cut = (None, None) if at is None else (pair.judged.written[at], pair.rows[0].written[at].cut)
+        parts.append(None if part is None or part.equal or cut is None else _part(pair, part, cut, inherited))
     return parts
 
 
-def _part(pair: CallPair, one: Match, cut: Cut, inherited: Sequence[Match]) -> Part:
-    if one.agreement is not Agreement.DIFFERENT or any(
-        other.agreement is Agreement.FOUND and other.sizes == one.sizes for other in inherited
+def _part(pair: CallPair, match: Match, cut: Cut, inherited: Sequence[Match]) -> Part:
+    if match.agreement is not Agreement.DIFFERENT or any(
+        other.agreement is Agreement.FOUND and other.sizes == match.sizes for other in inherited
     ):
         raise NotItemwiseError("which of its rows are the other run's is not known")
     further = tuple((dim, 1, start, length) for dim, start, length in cut.narrowed)
-    if one.sizes is None or cut.dim is None:
+    if match.sizes is None or cut.dim is None:
         return further
-    outer = one.outer(inherited)
-    return (cut.dim, outer, pair.subset.start(one.sizes[0], outer), one.sizes[1] // outer), *further
+    outer = match.outer(inherited)
+    return (cut.dim, outer, pair.subset.start(match.sizes[0], outer), match.sizes[1] // outer), *further
 
 
 def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | None]) -> None:
     """Raise unless the compared parts have the same shape in both calls."""
     if not any(part is not None for part in parts):
         raise NotItemwiseError("nothing that it leaves can be compared")
-    for one, other, part in zip(*(call.run()[0] for call in calls), parts, strict=True):
+    for first, other, part in zip(*(call.run()[0] for call in calls), parts, strict=True):
         shape = [*other.shape]
         for dim, outer, _, length in part or ():
             shape[dim] = outer * length
-        if part is not None and shape != [*one.shape]:
+        if part is not None and shape != [*first.shape]:
             raise NotItemwiseError("its rows have other sizes in the other batch")
 
 
 def _save(folder: Path, calls: Sequence[ItemCall], captured: CapturedCall, text: str) -> None:
-    saved = {name: [tensor.detach().clone() for tensor in one.tensors] for name, one in zip(_NAMES, calls, strict=True)}
+    saved = {
+        name: [tensor.detach().clone() for tensor in call.tensors] for name, call in zip(_NAMES, calls, strict=True)
+    }
     generators = {"generators": [*captured.generators]} if captured.generators else {}
     with writer.new_folder(folder) as new:
         writer.write(new, text, saved | generators)
@@ -183,9 +185,9 @@ def _both(
     return (call.select([kept] * call.items), call), {kept: kept}
 
 
-def _row_sizes(one: ItemCall, call: ItemCall) -> tuple[tuple[int, ...], ...]:
+def _row_sizes(smaller: ItemCall, call: ItemCall) -> tuple[tuple[int, ...], ...]:
     """Return the sizes of the tensors that ``one`` leaves in all dimensions but the item axes."""
-    left = zip(one.run()[0], call.outputs, strict=True)
+    left = zip(smaller.run()[0], call.outputs, strict=True)
     return tuple(
         (*tensor.shape[: axis.dim], *tensor.shape[axis.dim + 1 :]) for tensor, axis in left if axis is not None
     )
@@ -226,9 +228,9 @@ def _script(
         compared=dict(sorted((compared or {}).items())),
         layout=[*layout],
         parts=[*parts],
-        written=[place for place, one in enumerate(tensors) if any(one is other for other in changed)],
-        shapes=[one.shapes for one in calls],
-        expressions=[script.expression(one) for one in captured],
+        written=[place for place, tensor in enumerate(tensors) if any(tensor is other for other in changed)],
+        shapes=[call.shapes for call in calls],
+        expressions=[script.expression(call) for call in captured],
         generators=script.generators(captured[1]),
         seed=SEED if plan_of(reference.func).seeded else None,
     )

@@ -125,7 +125,7 @@ class RowDigests(TraceCallback):
         named = [(f">{at}", tensor) for at, tensor in enumerate(written)]
         rows = () if plan.blank else tuple(self._rows(tensor, shapes.get(path)) for path, tensor in named)
         self.calls[node] = CallRows(read, rows, self._drew(node, args, kwargs))
-        self.shapes[node] = {path: one.shape for path, one in read}
+        self.shapes[node] = {path: each.shape for path, each in read}
         self.shapes[node] |= {path: tuple(tensor.shape) for path, tensor in named}
 
     def _drew(self, node: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draw | None:

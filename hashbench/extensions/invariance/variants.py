@@ -191,13 +191,13 @@ def _beside(inputs: Mapping[str, Any], name: str) -> Sequence[str]:
     """Return the names of the inputs with one value per token of ``name``; a decoder has tokens of its own."""
     shape = inputs[name].shape
 
-    def of_decoder(one: str) -> bool:
-        return one.startswith("decoder_")
+    def of_decoder(name: str) -> bool:
+        return name.startswith("decoder_")
 
     return [
-        one
-        for one, value in inputs.items()
-        if isinstance(value, torch.Tensor) and value.shape[:2] == shape and of_decoder(one) == of_decoder(name)
+        other
+        for other, value in inputs.items()
+        if isinstance(value, torch.Tensor) and value.shape[:2] == shape and of_decoder(other) == of_decoder(name)
     ]
 
 

@@ -90,7 +90,7 @@ class RankPair:
     def failed(self) -> tuple[int, RankAnswer] | None:
         """The rank whose run raised first, and its answer: the others may have raised since it was gone."""
         failed = [(rank, answer) for rank, answer in self.answers.items() if answer.failure is not None]
-        return min(failed, key=lambda one: one[1].at, default=None)
+        return min(failed, key=lambda each: each[1].at, default=None)
 
     @property
     def run_counts(self) -> RunCounts:
@@ -176,7 +176,7 @@ class RanksCheck:
         rank, again = outcome.of(RankFacts).rank, hashed.of(RankFacts).rank
         if rank is not None and again != rank:
             return replace(outcome, confirmed=f"differs again, there on rank {again}")
-        of_rank = () if rank is None else tuple(one[rank] for one in traces)
+        of_rank = () if rank is None else tuple(trace[rank] for trace in traces)
         return pipeline.confirmed_by(hashed, outcome, of_rank, number=number)
 
     def search(self, outcome: Outcome) -> pipeline.Search | None:
@@ -203,8 +203,8 @@ class RanksCheck:
         outcome = replace(
             outcome,
             accuracy=Status.REPLICAS_DIFFER,
-            difference=Difference(tuple(one.name for one in found.differing)),
-            verdict=Verdict(tuple(one.name for one in found.differing), _of_replica(named), ()),
+            difference=Difference(tuple(difference.name for difference in found.differing)),
+            verdict=Verdict(tuple(difference.name for difference in found.differing), _of_replica(named), ()),
             diagnosis=_why_replicas_differ(named),
             process_traces=(traces,),
         )
@@ -217,15 +217,15 @@ class RanksCheck:
         self, outcome: Outcome, found: RanksVerdict, traces: tuple[Mapping[int, Trace], Mapping[int, Trace]]
     ) -> Outcome:
         """Add the first divergence, on the lowest rank that has one, and the traces."""
-        names = tuple(f"rank {one.rank}: {one.name}" for one in found.differing)
+        names = tuple(f"rank {difference.rank}: {difference.name}" for difference in found.differing)
         named = found.first[0] if found.first else None
         outcome = replace(outcome, process_traces=traces)
         unseen = " ".join(found.unknown)
         if named is None:
             return replace(outcome, verdict=Verdict(names, None, (), unseen))
-        others = [f"rank {one.rank}: {one.kernel or one.node}" for one in (*found.first[1:], *found.later)]
+        others = [f"rank {each.rank}: {each.kernel or each.node}" for each in (*found.first[1:], *found.later)]
         detail = "; ".join(filter(None, (named.detail, f"also on {join_limited(others)}" if others else "")))
-        known = {one.name: getattr(named, one.name) for one in dataclasses.fields(Divergence)}
+        known = {field.name: getattr(named, field.name) for field in dataclasses.fields(Divergence)}
         divergence = replace(Divergence(**known), detail=detail)
         facts = replace(outcome.of(RankFacts), rank=named.rank, through=named.through, group=_group_of(named, *traces))
         return replace(outcome, verdict=Verdict(names, divergence, (), unseen)).having(facts)
@@ -233,7 +233,7 @@ class RanksCheck:
     def _diagnosis(self, outcome: Outcome, leader: int) -> Diagnosis:
         """Let the rank where the difference entered look for its cause; without experiments, decide here."""
         known = replace(outcome, process_traces=(), facts=())
-        ours = replace(known, traces=tuple(one[leader] for one in outcome.process_traces), difference=None)
+        ours = replace(known, traces=tuple(trace[leader] for trace in outcome.process_traces), difference=None)
         alone = driver.DiagnosisCase(_no_runs, self.options, ours)
         if not driver.stages_of(alone):
             return driver.diagnose(alone)
@@ -351,7 +351,7 @@ def _of_failure(outcome: Outcome, rank: int, answer: RankAnswer) -> Outcome:
 
 def _joined(answers: Mapping[int, RankAnswer]) -> Difference | None:
     """Return the differences of all ranks as one, each result named with its rank."""
-    parts = {rank: one.difference for rank, one in sorted(answers.items()) if one.difference is not None}
+    parts = {rank: each.difference for rank, each in sorted(answers.items()) if each.difference is not None}
     if not parts:
         return None
 

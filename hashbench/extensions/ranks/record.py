@@ -161,14 +161,14 @@ class RankRecorder:
         places = {
             id(parameter): (f"optimizer{number}.{group}.{at}", parameter)
             for number, optimizer in reversed(list(enumerate(self._optimizers)))
-            for group, one in enumerate(optimizer.param_groups)
-            for at, parameter in enumerate(one["params"])
+            for group, each in enumerate(optimizer.param_groups)
+            for at, parameter in enumerate(each["params"])
         }
         found = sorted(places.values(), key=itemgetter(0))
         new = [parameter for _, parameter in found if not self._name_of(parameter)]
         for parameter, name in zip(new, self._trace.names_of(new), strict=True):
             self._names_of[id(parameter)] = weakref.ref(parameter), name
-        named = ((self._unique(self._name_of(one) or place), one) for place, one in found)
+        named = ((self._unique(self._name_of(each) or place), each) for place, each in found)
         self._trace.add_results(named, wait=False)
 
     def _name_of(self, parameter: torch.Tensor) -> str:

@@ -144,5 +144,5 @@ def _counted() -> Iterator[Any]:
 
 def _copy_of(value: Any) -> Any:
     if isinstance(value, MutableMapping):
-        return {key: one.copy() if hasattr(one, "copy") else one for key, one in value.items()}
+        return {key: each.copy() if hasattr(each, "copy") else each for key, each in value.items()}
     return list(value)

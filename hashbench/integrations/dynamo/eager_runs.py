@@ -261,10 +261,10 @@ def _references(value: Any) -> tuple[Any, ...]:
     return tuple(tensors) or (id(value),)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, weakref.ref) and isinstance(other, weakref.ref):
-        return one() is not None and one() is other()
-    return bool(one == other)
+def _is_same(first: Any, other: Any) -> bool:
+    if isinstance(first, weakref.ref) and isinstance(other, weakref.ref):
+        return first() is not None and first() is other()
+    return bool(first == other)
 
 
 def _dtypes(model: Any, inputs: Any) -> set[torch.dtype]:
@@ -385,8 +385,8 @@ def _step_arguments(harness: Any, step: Any) -> tuple[tuple[Any, ...], dict[str,
     """Return what this version's ``run_n_iterations`` takes beside a model and inputs, positional and by name."""
     parameters = list(inspect.signature(getattr(type(harness), _RUN).__get__(harness)).parameters.values())[2:]
     needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
-    named = {one.name: step for one in needed if one.kind is one.KEYWORD_ONLY}
-    positional = (one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
+    named = {each.name: step for each in needed if each.kind is each.KEYWORD_ONLY}
+    positional = (each for each in needed if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))
     return tuple(step for _ in positional), named
 
 

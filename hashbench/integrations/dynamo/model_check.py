@@ -173,7 +173,7 @@ class HarnessModel:
             iterations=self.options.iterations,
             inputs=self.inputs,
             batch=self.spec.batch_size,
-            outputs=lambda one: one.results,
+            outputs=lambda each: each.results,
         )
 
     def seconds_left(self) -> float:

@@ -49,8 +49,8 @@ class Options:
         allow_empty: a function that returns nothing and runs no op passes.
         tracer: ``auto``, ``native`` or ``python`` records the ops; ``None``: ``hashbench_tracer``, else ``auto``.
         stress: runs that agree are made again under perturbations that must not matter (more threads than cores, load,
-            different content in fresh memory, other addresses, the garbage collector at other moments), which must agree,
-            too. A function is not run in a fresh process.
+            different content in fresh memory, other addresses, the garbage collector at other moments), which must
+            agree, too. A function is not run in a fresh process.
     """
 
     runs: int | None = None

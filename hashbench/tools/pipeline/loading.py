@@ -187,7 +187,7 @@ def dissect(dataset: Any, modules: Mapping[str, types.ModuleType] | None = None,
             waiting += [(f"{name}.{part}", inner, depth + 1) for part, inner in _parts(value)]
     for module_name, module in (modules or {}).items():
         for key, value in list(vars(module).items()):
-            if is_generator(value) and not any(value is one for one in anatomy.generators.values()):
+            if is_generator(value) and not any(value is generator for generator in anatomy.generators.values()):
                 anatomy.generators |= {} if is_global(value) else {f"{module_name}.{key}": value}
     return anatomy
 

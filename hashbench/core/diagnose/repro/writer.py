@@ -93,7 +93,7 @@ def _in_docstring(text: str) -> str:
 def _table(rows: Iterable[Sequence[object]], *headers: str) -> str:
     """Format a Markdown table."""
     # Not before it is needed: torch._dynamo imports it when a process ends, and the namedtuples that this makes turn
-    # CPython's exit status after Ctrl-C into 1. Had we imported it, a process of dynamo's harness would end differently.
+    # CPython's exit status after Ctrl-C into 1. Had we imported it, a process of dynamo's harness would end so.
     from tabulate import tabulate
 
     escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]

@@ -58,9 +58,9 @@ def draws(call: ItemCall) -> bool | None:
     """Return True if the call draws random numbers: it gives other results after another seed, or a kernel of it takes
     numbers from torch's generator, which the call may seed and put back itself; ``None`` where it gives other results
     after the same seed, too."""
-    one, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
-    if not _all_close(one, other):
-        return True if _all_close(one, call.run()[0]) else None
+    first, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
+    if not _all_close(first, other):
+        return True if _all_close(first, call.run()[0]) else None
     watcher = _Drawing()
     with HashDebugTrace(watcher=watcher, tracer="python"):
         call.run()
@@ -196,26 +196,26 @@ def _is_coupled(call: ItemCall, base: Sequence[torch.Tensor]) -> bool:
         left = call.select([kept] * call.items).run()[0]
         for there, here, axis in zip(base, left, call.outputs, strict=True):
             if axis is not None:
-                one, other = (items_first(each, axis, call.items)[kept] for each in (there, here))
-                if not _close(one, other):
+                first, other = (items_first(each, axis, call.items)[kept] for each in (there, here))
+                if not _close(first, other):
                     return True
     return False
 
 
-def _all_close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(map(_close, one, other))
+def _all_close(first: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return len(first) == len(other) and all(map(_close, first, other))
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _close(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return True if two tensors are equal but for rounding."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
         return False
-    if not (one.is_floating_point() or one.is_complex()):
-        return torch.equal(one, other)
-    one, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (one, other))
-    finite = torch.where(torch.isfinite(one), one.abs(), 0)
-    most = float(finite.max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * most, equal_nan=True)
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.equal(tensor, other)
+    tensor, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (tensor, other))
+    finite = torch.where(torch.isfinite(tensor), tensor.abs(), 0)
+    most = float(finite.max()) if tensor.numel() else 0.0
+    return torch.allclose(tensor, other, rtol=TOLERANCE, atol=TOLERANCE * most, equal_nan=True)
 
 
 def with_items(call: ItemCall, count: int) -> ItemCall:
