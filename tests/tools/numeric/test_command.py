@@ -114,7 +114,7 @@ WRONG = {
     "an endless tolerance": (SAME, "--precision inf", "precision=inf is not a tolerance"),
     "an unknown form": (SAME, "--ignore stride", "'stride' cannot be ignored"),
     "a name that fits nothing": (SAME + "RENAME = {'a': 'b'}", "", "rename has 'a'"),
-    "a place that cannot be written": (SAME, "--json /dev/null/f", "cannot write /dev/null/f"),
+    "a place that cannot be written": (SAME, "--html /dev/null/f", "cannot write /dev/null/f"),
 }
 
 
