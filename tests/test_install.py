@@ -77,6 +77,7 @@ def names(wheel: Path) -> list[str]:
         "hashbench/models/specimens.csv",
         "hashbench/extensions/report/templates/night.md.jinja",
         "hashbench/extensions/report/templates/report.html",
+        "hashbench/core/finding/templates/finding.html",
         "hashbench/core/diagnose/repro/templates/REPORT.md.jinja",
         "hashbench/core/diagnose/repro/templates/experiments/repeat.py.jinja",
         "hashbench/models/specimens/races.py",

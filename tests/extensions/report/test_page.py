@@ -398,8 +398,9 @@ def test_a_broken_card_has_the_whole_command() -> None:
 
 def test_assets_are_inlined_whole() -> None:
     text = page([DIAGNOSED])
-    for name, tag in (("style.css", "style"), ("report.js", "script")):
-        content = resources.files("hashbench.extensions.report").joinpath("templates", name).read_text(encoding="utf-8")
+    shared, own = "hashbench.core.finding", "hashbench.extensions.report"
+    for package, name, tag in ((shared, "style.css", "style"), (own, "report.js", "script")):
+        content = resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
         assert f"<{tag}>{content}</{tag}>" in text
 
 
