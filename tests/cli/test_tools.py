@@ -62,10 +62,9 @@ def test_numeric_exits_with_1_where_values_differ(
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "two.py").write_text(TWO_MODELS.format(by=by))
-    stages = ("--inference", "--stages", "outputs", "--json", "report.json")
-    done = main("numeric", "two.py", *stages, *flags, cwd=tmp_path)
+    done = main("numeric", "two.py", "--inference", "--stages", "outputs", "--json", *flags, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
-    assert json.loads((tmp_path / "report.json").read_text())["equal_within_tolerance"] is (code == 0)
+    assert json.loads(done.stdout)["equal_within_tolerance"] is (code == 0)
 
 
 @pytest.fixture
