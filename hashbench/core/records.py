@@ -306,7 +306,7 @@ class Collective:
         kind: how contributions become outputs, a word of ``data/collectives.csv``.
         process_group: global ranks of its process group, in the group's order; empty if the group is unknown.
         ordinal: number of that group among the groups of the same ranks, in order of creation.
-        given: arguments (as :attr:`Ref.argument`) whose content this rank gives to others; :attr:`Ref.digest` is their
+        contributed: arguments (as :attr:`Ref.argument`) whose content goes to other ranks; :attr:`Ref.digest` is their
             content just before the call.
         root: global rank of the root, if the op has one.
         peer: global rank at the other end of a message; ``None``: no message, or from any source.
@@ -316,7 +316,7 @@ class Collective:
     kind: str
     process_group: tuple[int, ...] = ()
     ordinal: int = 0
-    given: tuple[str, ...] = ()
+    contributed: tuple[str, ...] = ()
     root: int | None = None
     peer: int | None = None
     tag: int = 0

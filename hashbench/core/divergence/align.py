@@ -221,7 +221,7 @@ def _reads(record: OpRecord, ref: Ref) -> bool:
     """Return True if an op reads the content of this argument: not an ``out=`` buffer (which is passed by name), nor a
     target that it overwrites."""
     if record.collective is not None:
-        return not ref.written or ref.argument in record.collective.given
+        return not ref.written or ref.argument in record.collective.contributed
     fills = name_of(record) in OVERWRITING or not ref.argument[:1].isdigit()
     return not (ref.written and fills)
 

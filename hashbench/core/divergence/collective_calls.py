@@ -95,11 +95,11 @@ def has_pending(*records: OpRecord) -> bool:
 
 
 def contributed_by(record: OpRecord) -> tuple[Ref, ...]:
-    """Return the tensors whose content a record gives to other ranks."""
+    """Return the tensors whose content a record contributes."""
     collective = record.collective
     if collective is None:
         return ()
-    return tuple(ref for ref in record.inputs if ref.argument in collective.given)
+    return tuple(ref for ref in record.inputs if ref.argument in collective.contributed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,7 +325,7 @@ def build_record(
             _, shape, stride, value = readable(digest)
             digests[argument] = value, layout_text(shape, stride) if value else ""
         if exchanged is not None:
-            digests |= {argument: (readable(digest).value, "") for argument, digest in exchanged.given.items()}
+            digests |= {argument: (readable(digest).value, "") for argument, digest in exchanged.contributed.items()}
     argument_of, records, leaves = ids.argument, ids.records, ids.leaves
     reads, inputs = iter(raw.reads), []
     for argument, node, at in zip(reads, reads, reads, strict=True):

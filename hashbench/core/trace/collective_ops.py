@@ -3,7 +3,7 @@
 The table has a line for each op of the namespaces :data:`NAMESPACES`. Columns, with arguments by their names in the
 schema, separated by spaces:
 
-``op``: name without overload. ``kind``: see :data:`KINDS`. ``given``: arguments whose content goes to other ranks.
+``op``: name without overload. ``kind``: see :data:`KINDS`. ``contributed``: arguments whose content goes to others.
 ``written``: arguments that are written although the schema does not say so. ``returned``: arguments whose memory is
 returned, likewise. ``shown``: index of the output that shows the part of such an argument that was written. ``group``:
 arguments that name the process group. ``root``, ``peer``: arguments with a rank within that group. ``tag``: the tag of
@@ -29,7 +29,7 @@ torch/distributed/_functional_collectives.py, tensor/_collective_utils.py, fsdp/
 
 UNKNOWN, RECEIVE, LOCAL, WAIT = "unknown", "receive", "local", "wait"
 FROM_ROOT = frozenset({"broadcast", "scatter"})
-"""Kinds by which the root alone gives."""
+"""Kinds by which the root alone contributes."""
 
 NO_EXCHANGE = frozenset({LOCAL, WAIT})
 """Kinds by which nothing passes between ranks."""
@@ -37,15 +37,15 @@ NO_EXCHANGE = frozenset({LOCAL, WAIT})
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "combine": "every rank gives, and receives a reduction of all that is given; with a root, only the root does",
-        "reduce_scatter": "every rank gives, and receives its part of a reduction",
-        "gather": "every rank gives, and receives all that is given; with a root, only the root does",
-        "all_to_all": "every rank gives a part to each rank",
-        "broadcast": "the root gives the same to every rank",
-        "scatter": "the root gives a part to each rank",
-        "send": "gives a message to one peer",
+        "combine": "every rank contributes, and receives a reduction of these; with a root, only the root does",
+        "reduce_scatter": "every rank contributes, and receives its part of a reduction",
+        "gather": "every rank contributes, and receives all contributions; with a root, only the root does",
+        "all_to_all": "every rank contributes a part to each rank",
+        "broadcast": "the root sends the same to every rank",
+        "scatter": "the root sends a part to each rank",
+        "send": "sends a message to one peer",
         RECEIVE: "receives a message from one peer; without a peer, from any",
-        "barrier": "ranks wait for each other and give nothing",
+        "barrier": "ranks wait for each other and contribute nothing",
         LOCAL: "exchanges nothing",
         WAIT: "exchanges nothing, and returns its argument once its data have arrived",
         UNKNOWN: "memory of other ranks is read or written, and the call does not say which",
@@ -60,7 +60,7 @@ class CollectiveOp:
 
     op: str
     kind: str
-    given: tuple[str, ...] = ()
+    contributed: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     shown: int | None = None
@@ -81,10 +81,12 @@ def _read_table() -> Mapping[str, CollectiveOp]:
 
 
 def _line(line: Mapping[str, str]) -> CollectiveOp:
-    given, written, returned, group = (tuple(line[name].split()) for name in ("given", "written", "returned", "group"))
+    contributed, written, returned, group = (
+        tuple(line[name].split()) for name in ("contributed", "written", "returned", "group")
+    )
     shown = int(line["shown"]) if line["shown"] else None
     return CollectiveOp(
-        line["op"], line["kind"], given, written, returned, shown, group, line["root"], line["peer"], line["tag"]
+        line["op"], line["kind"], contributed, written, returned, shown, group, line["root"], line["peer"], line["tag"]
     )
 
 
@@ -115,14 +117,14 @@ class CollectivePlan:
         kind: a word of :data:`KINDS`.
     """
 
-    __slots__ = ("_given", "_group", "_peer", "_root", "_tag", "kind")
+    __slots__ = ("_contributed", "_group", "_peer", "_root", "_tag", "kind")
 
     def __init__(self, line: CollectiveOp, schema: Any) -> None:
         self.kind = line.kind
         places = {
             argument.name: (at, argument.name, argument.default_value) for at, argument in enumerate(schema.arguments)
         }
-        self._given, self._group = ([places[name] for name in names] for names in (line.given, line.group))
+        self._contributed, self._group = ([places[name] for name in names] for names in (line.contributed, line.group))
         self._root, self._peer, self._tag = map(places.get, (line.root, line.peer, line.tag))
 
     def group(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -141,14 +143,14 @@ class CollectivePlan:
         """Return the tag of a message."""
         return (self._tag and _value(self._tag, args, kwargs)) or 0
 
-    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_root: bool) -> list[tuple[str, Any]]:
-        """Return the arguments that are given to other ranks, by position or name; ``is_root``: this rank may be the
+    def contributed(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_root: bool) -> list[tuple[str, Any]]:
+        """Return the arguments that go to other ranks, by position or name; ``is_root``: this rank may be the
         root."""
         if self.kind in FROM_ROOT and not is_root:
             return []
         return [
             (str(at), args[at]) if at < len(args) else (name, kwargs[name])
-            for at, name, _ in self._given
+            for at, name, _ in self._contributed
             if at < len(args) or name in kwargs
         ]
 

@@ -1,4 +1,4 @@
-"""Collectives of a trace: what a rank gives, read just before the call, and what it receives, once it is there.
+"""Collectives of a trace: what a rank contributes, read just before the call, and what it receives, once it is there.
 
 The outputs of asynchronous collectives are hashed once their Work is done: at the first read, or at the end of the
 trace.
@@ -133,11 +133,11 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What a call exchanges, with digests of all that this rank gives, by argument."""
+    """What a call exchanges, with digests of all that this rank contributes, by argument."""
 
     collective: Collective
     group: RankGroup
-    given: Mapping[str, RawDigest]
+    contributed: Mapping[str, RawDigest]
 
 
 class Collectives:
@@ -160,7 +160,7 @@ class Collectives:
     ) -> Exchanged:
         """Return what a call that is about to be made exchanges.
 
-        A collective that another calls meets in the same group, and what it gives is not hashed again.
+        A collective that another calls meets in the same group, and what it contributes is not hashed again.
 
         Args:
             known: digests of its arguments, if taken.
@@ -171,16 +171,16 @@ class Collectives:
         group = outer or self.groups.of(op.group(args, kwargs))
         root = op.root(args, kwargs)
         is_root = root is None or group.own is None or group.own == root
-        given = {
+        contributed = {
             path: tensor
-            for argument, value in op.given(args, kwargs, is_root=is_root)
+            for argument, value in op.contributed(args, kwargs, is_root=is_root)
             for path, tensor in named_tensors(value, argument)
         }
         collective = Collective(
             op.kind,
             group.ranks,
             group.ordinal,
-            tuple(given),
+            tuple(contributed),
             group.global_rank(root),
             group.global_rank(op.peer(args, kwargs)),
             op.tag(args, kwargs),
@@ -189,7 +189,7 @@ class Collectives:
             return Exchanged(collective, group, {})
         digests = {
             path: known[path] if path in known else digest_unless_in_flight(tensor, self._ledger)
-            for path, tensor in given.items()
+            for path, tensor in contributed.items()
         }
         return Exchanged(collective, group, digests)
 

@@ -55,6 +55,8 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
 _SPECIAL = re.compile(r"[\\\t\n\r ]")
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
 _NOTE = "; "
+_CONTRIBUTED_BEFORE = "given"
+"""Name of ``contributed`` in older files."""
 _CLOSED_STEP = re.compile(r"\nstep\t\d{1,20}\t(\d{1,20})\t([0-9a-f]{16})\n")
 _BLANK = "blank"
 _MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
@@ -246,7 +248,7 @@ def _collective_text(collective: Collective) -> str:
     named = (
         ("group", ",".join(map(str, collective.process_group))),
         ("ordinal", collective.ordinal or ""),
-        ("given", ",".join(collective.given)),
+        ("contributed", ",".join(collective.contributed)),
         ("root", collective.root),
         ("peer", collective.peer),
         ("tag", collective.tag or ""),
@@ -503,14 +505,14 @@ def _parse_head(fields: Sequence[str], ended: str) -> dict[str, Any]:
 def _parse_collective(text: str) -> Collective:
     kind, *rest = text.split(" ")
     named = dict(field.split("=", 1) for field in rest)
-    if unknown := named.keys() - {"group", "ordinal", "given", "root", "peer", "tag"}:
+    if unknown := named.keys() - {"group", "ordinal", "contributed", _CONTRIBUTED_BEFORE, "root", "peer", "tag"}:
         _fail(f"unknown field {min(unknown)!r:.40}")
     root, peer = (int(named[name]) if name in named else None for name in ("root", "peer"))
     return Collective(
         kind,
         tuple(map(int, filter(None, named.get("group", "").split(",")))),
         int(named.get("ordinal", 0)),
-        tuple(filter(None, named.get("given", "").split(","))),
+        tuple(filter(None, named.get("contributed", named.get(_CONTRIBUTED_BEFORE, "")).split(","))),
         root,
         peer,
         int(named.get("tag", 0)),

@@ -1,7 +1,7 @@
 """Capture one call on this rank while it is recorded, and write its repro when the program has ended.
 
 A kernel is local to its rank: its call is captured and replayed as that of any program. Of a collective each rank saves
-what it gave, and a script repeats it under torchrun.
+its contribution, and a script repeats it under torchrun.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _kernel(_: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _contribution(node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Contribution:
-    """Keep what this rank gives to a collective."""
+    """Keep what this rank contributes to a collective."""
     line = collective_op(func._schema)
     assert line is not None
     if line.kind in _NOT_REPEATED:
@@ -180,9 +180,9 @@ def _write_kernel(folder: Path, call: CapturedCall, record: OpRecord | None, ran
     return CaptureNote(words, written=True, definition=argument)
 
 
-def _write_contribution(folder: Path, node: str, given: _Contribution) -> CaptureNote:
-    """Write what this rank gave, and the script, which is the same on every rank."""
+def _write_contribution(folder: Path, node: str, contribution: _Contribution) -> CaptureNote:
+    """Write this rank's contribution, and the script, which is the same on every rank."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(given.call, folder, member=given.member)
-    write_script(folder, members=given.members, backend=given.backend, claim=f"A collective: {node}")
-    return CaptureNote("saved what it gave", written=True, members=given.members)
+    save(contribution.call, folder, member=contribution.member)
+    write_script(folder, members=contribution.members, backend=contribution.backend, claim=f"A collective: {node}")
+    return CaptureNote("saved its contribution", written=True, members=contribution.members)

@@ -252,7 +252,7 @@ class RanksCheck:
         return self.repeated_alone(found, request, nodes) if len(nodes) > 1 else found
 
     def repeated_alone(self, found: Diagnosis, request: RankRuns, nodes: Mapping[int, str]) -> Diagnosis:
-        """Add what the collective does when it is repeated with what each rank gave to it, and write its repro.
+        """Add what the collective does when it is repeated with the contribution of each rank, and write its repro.
 
         Args:
             found: the diagnosis so far.
@@ -420,7 +420,7 @@ def _why_replicas_differ(named: ReplicaDifference) -> Diagnosis:
 
 
 def _repeated_under(folder: Path, members: int, backend: str) -> Iterator[ExperimentResult]:
-    """Repeat the collective of a repro alone, unchanged and under each setting that may decide what it gives."""
+    """Repeat the collective of a repro alone, unchanged and under each setting that may decide its output."""
     for experiment in EXPERIMENTS.values():
         if "collective" not in experiment.on:
             continue

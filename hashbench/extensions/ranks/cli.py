@@ -243,7 +243,7 @@ def _captured(parsed: argparse.Namespace, output: Path, calls: Sequence[NamedCal
 
 
 def _repeated(repro: Path, members: int) -> str:
-    """Repeat a collective with what the ranks gave; say how often it differs."""
+    """Repeat a collective with the contributions of the ranks; say how often it differs."""
     from hashbench.extensions.ranks.contributions import repeated_alone
 
     repeated = repeated_alone("contributions", repro, members=members)

@@ -102,7 +102,7 @@ def _leading(maker: RankRunMaker, store: Any) -> Iterator[RunMaker]:
 
 
 def contribute(peers: Peers, request: RankRuns, nodes: Mapping[int, str], folder: Path) -> None:
-    """Entry point of a rank: make one more run, and save what this rank gives to a collective.
+    """Entry point of a rank: make one more run, and save what this rank contributes to a collective.
 
     Args:
         peers: the ranks.

@@ -2,7 +2,7 @@
 torch, no files.
 
 The two traces of each rank are judged as those of any program (``introduce``), with the collectives left open; one walk
-over all ranks (``rank_walk``) decides these from what each rank gave. The earliest difference of each rank is a
+over all ranks (``walk``) decides these from the contributions of each rank. The earliest difference of each rank is a
 candidate. Ranks have no common clock: a candidate is *first* unless the data of another one may have reached it through
 collectives (``rank_order``). Several may be first.
 

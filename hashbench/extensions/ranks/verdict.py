@@ -15,7 +15,7 @@ class RankHop:
     """A collective or message by which a difference came to other ranks.
 
     Attributes:
-        rank: global rank that gave the data; ``None`` where the difference entered in the collective.
+        rank: global rank that contributed the data; ``None`` where the difference entered in the collective.
         ranks: global ranks that received them.
         collective: its name, ``all_reduce``.
         call: its process group and number; ``None`` if they are not known.

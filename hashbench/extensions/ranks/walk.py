@@ -1,12 +1,12 @@
 """Walk back from the results that differ over all ranks of two runs: the nodes that differ, and where they came from.
 
 A node is a record or leaf of a rank (as in :class:`~hashbench.core.divergence.align.PairedRuns`), or what that rank
-*gave* to a collective. What a rank received came from what the other ranks gave, and that from the writers of what it
-gave:
+*contributed* to a collective. What a rank received came from the contributions of the other ranks, and each of these
+from its writers:
 
 * A collective is innocent where any rank contributed different content in the two runs: the walk goes on at that rank.
-* It is guilty (origin ``collective``) where all ranks gave the same, and what came back differs.
-* What a rank gave was made outside torch (``outside``) where it differs and its writers agree: bytes that Python
+* It is guilty (origin ``collective``) where all ranks contributed the same, and the output differs.
+* A contribution was made outside torch (``outside``) where it differs and its writers agree: bytes that Python
   pickled, memory that something else wrote.
 * Messages whose source is open are taken in the order in which they arrived: another order is the collective's doing.
 
@@ -44,7 +44,7 @@ class RankNode(NamedTuple):
     Attributes:
         rank: global rank.
         node: of the pair of runs of that rank; empty if the trace, or the call, is missing.
-        given: what the rank gave to the collective ``node``, in place of what it received.
+        is_contribution: what the rank contributed to the collective ``node``, in place of what it received.
     """
 
     rank: int
@@ -99,7 +99,7 @@ class JudgedRanks:
     def walk_by_python(self, at: RankNode) -> Slice[RankNode]:
         """Return what leads to a node by way of Python: what differed among the scalars that were read, and among the
         received tensors (pickled objects) and the random numbers (orders of examples) that no recorded op read, before
-        it; and whatever leads to these. Of a rank that gave such an object, also other tensors that no op read: the
+        it; and whatever leads to these. Of a rank that sent such an object, also other tensors that no op read: the
         object may hold them."""
         return backward_slice(list(self._by_python(at)), self._before_by_python, self._is_known)
 
@@ -189,7 +189,7 @@ class JudgedRanks:
                 yield unread, None
 
     def differing_contributions(self, rank: int) -> Iterator[RankNode]:
-        """Yield what a rank gave to collectives and is known to differ, in the order of the calls."""
+        """Yield what a rank contributed to collectives and is known to differ, in the order of the calls."""
         for node, call in self.calls[0][rank].by_record.items():
             pair = self.differences[rank].runs.records.get(node, (None, None))
             contribution = (
@@ -237,7 +237,7 @@ class JudgedRanks:
     # ------------------------------------------------------------------------------------------- collectives
 
     def _received_from(self, at: RankNode) -> Iterator[RankNode]:
-        """Yield what other ranks, and this one, gave to a collective and differs: that alone whose writers differ, if
+        """Yield the contributions to a collective, this rank's too, that differ: that alone whose writers differ, if
         there is any such."""
         contributions = list(dict.fromkeys(filter(None, self._contributions(at))))
         present = [node for node in contributions if node.node]
@@ -270,7 +270,7 @@ class JudgedRanks:
     def _contribution(
         self, contributor: int, first: CollectiveCall | None, second: CollectiveCall | None
     ) -> RankNode | None:
-        """Return what a rank gave in one call of each run, if it differs; a node without a name if that is not
+        """Return what a rank contributed to one call of each run, if it differs; a node without a name if that is not
         known. Each is looked at once, however many ranks received it."""
         key = contributor, first, second
         if key not in self._contribution_by_calls:
@@ -308,7 +308,7 @@ class JudgedRanks:
         )
 
     def _contributes_differently(self, rank: int, a: OpRecord, b: OpRecord) -> bool:
-        """Return True if what a rank gave, or its other arguments, differ; where the content was not hashed, if its
+        """Return True if a contribution, or other arguments, differ; where the content was not hashed, if its
         writers do."""
         if (a.op, a.arguments) != (b.op, b.arguments):
             return True
@@ -317,7 +317,7 @@ class JudgedRanks:
         )
 
     def _writers(self, at: RankNode) -> Iterator[str]:
-        """Yield the nodes from which the difference in what a rank gave came."""
+        """Yield the nodes from which the difference in a contribution came."""
         differences = self.differences[at.rank]
         a, b = differences.runs.records[at.node]
         if a is None or b is None:
@@ -357,19 +357,19 @@ def missing_words(missing: Iterable[int], present: Iterable[int]) -> str:
 
 
 def _kept(judged: JudgedRanks, at: RankNode) -> Iterator[str]:
-    """Yield what a collective read and gave to nobody, such as the other factor of a product of what is gathered,
+    """Yield what a collective read and sent to nobody, such as the other factor of a product of what is gathered,
     and differs."""
     differences = judged.differences[at.rank]
     collectives = [
         record.collective for record in differences.runs.records[at.node] if record is not None and record.collective
     ]
-    given = {"inside", *(argument for collective in collectives for argument in collective.given)}
+    contributed = {"inside", *(argument for collective in collectives for argument in collective.contributed)}
     if judged.call_at(at) is None or any(collective.root is not None for collective in collectives):
         return
     for node, ref in differences.runs.reads(at.node):
         if (
             not ref.written
-            and ref.argument not in given
+            and ref.argument not in contributed
             and (node in differences.differs or node in differences.tainted)
         ):
             yield node
@@ -394,7 +394,7 @@ def _order_of_arrival(judged: JudgedRanks, at: RankNode, a: OpRecord, b: OpRecor
 
 
 def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) -> Candidate:
-    """Return the source of a collective whose output differs although no rank is known to have given other data."""
+    """Return the source of a collective whose output differs although no contribution is known to differ."""
     runs = judged.differences[at.rank].runs
     a, b = runs.records[at.node]
     assert a is not None
@@ -415,7 +415,7 @@ def _from_exchange(judged: JudgedRanks, at: RankNode, missing: tuple[int, ...]) 
 
 
 def _from_outside(judged: JudgedRanks, at: RankNode) -> Source:
-    """Return the source of what a rank gave and no recorded op wrote so."""
+    """Return the source of a contribution that no recorded op wrote so."""
     differences = judged.differences[at.rank]
     runs = differences.runs
     a, b = runs.records[at.node]
@@ -453,16 +453,16 @@ def _other_peers(first: CollectiveCall | None, second: CollectiveCall | None) ->
 
 
 def _pairs(a: OpRecord, b: OpRecord) -> Iterator[tuple[Ref | None, Ref | None]]:
-    """Pair what two calls gave, by argument."""
+    """Pair the contributions of two calls, by argument."""
     old, new = ({ref.argument: ref for ref in contributed_by(record)} for record in (a, b))
     yield from ((old.get(name), new.get(name)) for name in {**old, **new})
 
 
 def _is_equal(old: Ref | None, new: Ref | None) -> bool:
-    """Return True if two tensors that were given are known to be equal."""
+    """Return True if two contributed tensors are known to be equal."""
     return old is not None and new is not None and old.digest == new.digest not in ("", PENDING)
 
 
 def _is_hashed(a: OpRecord, b: OpRecord) -> bool:
-    """Return True if all that both calls gave was hashed."""
+    """Return True if all contributions of both calls were hashed."""
     return all(ref.digest not in ("", PENDING) for record in (a, b) for ref in contributed_by(record))

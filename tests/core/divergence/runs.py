@@ -135,9 +135,9 @@ def _collective(record: OpRecord, group: tuple[int, ...]) -> Collective | None:
     line = COLLECTIVE_OPS.get(record.op.removesuffix(".default").replace(".", "::"))
     if line is None:
         return Collective(UNKNOWN, group)
-    in_place = {*line.given} == {*line.written}
-    given = tuple(ref.argument for ref in record.inputs if line.given and (in_place or not ref.written))
-    return Collective(line.kind, group, given=given)
+    in_place = {*line.contributed} == {*line.written}
+    given = tuple(ref.argument for ref in record.inputs if line.contributed and (in_place or not ref.written))
+    return Collective(line.kind, group, contributed=given)
 
 
 def judge(lines: str, *, swapped: bool = False) -> Verdict:

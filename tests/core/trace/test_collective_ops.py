@@ -40,7 +40,7 @@ def test_lines_are_sorted_and_of_known_kinds() -> None:
 
 
 def arguments_of(line: Any) -> Iterator[tuple[str, str]]:
-    for column in ("given", "written", "returned", "group"):
+    for column in ("contributed", "written", "returned", "group"):
         yield from ((column, name) for name in getattr(line, column))
     yield from ((column, getattr(line, column)) for column in ("root", "peer", "tag") if getattr(line, column))
 
@@ -106,7 +106,9 @@ def test_what_a_call_gives(name: str) -> None:
     args, kwargs, is_root, expected = GIVEN[name]
     plan = CollectivePlan(COLLECTIVE_OPS[name], SCHEMAS[name])
     found = [
-        path for argument, value in plan.given(args, kwargs, is_root=is_root) for path in paths_in(value, argument)
+        path
+        for argument, value in plan.contributed(args, kwargs, is_root=is_root)
+        for path in paths_in(value, argument)
     ]
     assert found == expected
     assert plan.group(args, kwargs) == ("group",)
@@ -137,4 +139,4 @@ def test_an_op_without_a_line_is_recorded_as_unknown(tracer: str) -> None:
             torch.ops.collective_ops_test.exchange(torch.ones(2), "0")
     (record,) = (record for record in trace.finish().records if record.collective is not None)
     assert record.collective is not None
-    assert (record.collective.kind, record.collective.given, record.collective.process_group) == (UNKNOWN, (), ())
+    assert (record.collective.kind, record.collective.contributed, record.collective.process_group) == (UNKNOWN, (), ())

@@ -336,6 +336,10 @@ def test_step_that_was_changed_ends_what_is_read() -> None:
         file.loads(swapped)
 
 
+def test_contributions_of_older_files_are_read() -> None:
+    assert file._parse_collective("combine group=0,1 given=0.0") == Collective("combine", (0, 1), 0, ("0.0",))
+
+
 def test_trace_without_steps_is_never_read_as_cut(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     file.write(small_trace(), path)

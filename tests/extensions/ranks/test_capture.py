@@ -98,7 +98,7 @@ def test_what_a_rank_gives_to_a_collective_is_saved_by_its_rank_in_the_group(tmp
 
     assert sorted(path.name for path in (tmp_path / "repro").iterdir()) == ["rank0.pt", "repro.py"]
     assert torch.load(tmp_path / "repro" / "rank0.pt", weights_only=True)["arguments"][0][0].tolist() == [5.0, 5.0]
-    assert (note(tmp_path).words, note(tmp_path).members) == ("saved what it gave", 1)
+    assert (note(tmp_path).words, note(tmp_path).members) == ("saved its contribution", 1)
 
 
 def test_the_rank_is_that_of_the_call_also_when_the_program_has_left_its_group(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_what_each_rank_gives_to_a_collective_is_saved_and_repeated(
     assert well, printed
     assert sorted(path.name for path in (tmp_path / "a" / "repro").iterdir()) == ["rank0.pt", "rank1.pt", "repro.py"]
     command = "torchrun --nproc-per-node 2 a/repro/repro.py"
-    assert f"hashbench: rank 1, {REDUCED}: saved what it gave; {command}" in printed
+    assert f"hashbench: rank 1, {REDUCED}: saved its contribution; {command}" in printed
     assert repeated(command, capfd) == AGREE
 
 
