@@ -76,12 +76,18 @@ class Status(Word):
     short: str
     meaning: str
 
-    PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
-    TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
+    PASS = "pass", Kind.PASS, "P", "passes", "all runs returned the same bits"
+    TWO_RUNS_DIFFER = (
+        "eager_two_runs_differ",
+        Kind.DIFFER,
+        "D",
+        "two runs differ",
+        "two runs returned different results",
+    )
     LATENT = "latent", Kind.LATENT, "L", "flaky", "runs agree, but differ under stress"
     COMPILED_RUNS_DIFFER = (
         *("compiled_two_runs_differ", Kind.DIFFER, "R", "compiled runs differ"),
-        "two runs of the compiled model gave different results",
+        "two runs of the compiled model returned different results",
     )
     FAIL_ACCURACY = (
         *("fail_accuracy", Kind.DIFFER, "A", "inaccurate"),
@@ -89,11 +95,11 @@ class Status(Word):
     )
     COMPILATIONS_DIFFER = (
         *("compilations_differ", Kind.DIFFER, "N", "compilations differ"),
-        "two compilations of the model gave different results",
+        "two compilations of the model returned different results",
     )
     REPLICAS_DIFFER = (
         *("replicas_differ", Kind.DIFFER, "X", "replicas differ"),
-        "all runs gave the same bits, and parameters that must be replicas differ between ranks",
+        "all runs returned the same bits, and parameters that must be replicas differ between ranks",
     )
     FIRST_RUN_FAIL = "eager_1st_run_fail", Kind.FAIL, "F", "fails", "the first run raised an error"
     FIRST_RUN_OOM = "eager_1st_run_OOM", Kind.FAIL, "M", "out of memory", "the first run ran out of memory"

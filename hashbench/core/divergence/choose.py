@@ -191,7 +191,7 @@ def written_after_the_last_record(differences: Differences, name: str, a: Result
 
 
 def _scalars_that_chose(differences: Differences, chosen: Source) -> list[str]:
-    """List the scalars read out before the runs part: they reach the results by choosing what is run."""
+    """List the scalars read out before the runs diverge: they reach the results by choosing what is run."""
     last = chosen.position if chosen.origin == Origin.OUTSIDE else len(differences.runs.first.records)
     return [
         node

@@ -145,7 +145,7 @@ class RanksCheck:
             return self.replicated(self.repeated(self._begun(), pair), pair)
 
     def repeated(self, outcome: Outcome, pair: RankPair) -> Outcome:
-        """Add what the runs show: the status, the counts, and where they part."""
+        """Add what the runs show: the status, the counts, and where they diverge."""
         outcome = _with_answers(outcome, pair)
         if (end := pair.death) is not None:
             return replace(outcome, accuracy=Status.CRASHED, failure=Failure(end.in_words()))
@@ -396,7 +396,7 @@ def _joined_ranks(ranks: Sequence[int]) -> str:
 
 
 def _of_replica(named: ReplicaDifference) -> Divergence:
-    """Return where two ranks of one run part, as a divergence."""
+    """Return where two ranks of one run diverge, as a divergence."""
     return Divergence(
         origin="" if named.origin == UNREDUCED else named.origin,
         node=named.node,

@@ -56,7 +56,7 @@ def path_text(rank: int, begin: str, hops: Sequence[RankHop]) -> str:
 
     Args:
         rank: where it entered.
-        begin: what gave it, in one word (:func:`in_one_word`).
+        begin: what produced it, in one word (:func:`in_one_word`).
         hops: its hops.
     """
     hop_words = [

@@ -57,7 +57,7 @@ UNREDUCED = "unreduced"
 """Origin of replicas whose gradient no collective reduces; no origin of two runs."""
 
 MOST_EXPLAINED = 8
-"""Number of parameters whose origin is looked for, of those that part in the first step."""
+"""Number of parameters whose origin is looked for, of those that diverge in the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ReplicaDifference:
         written_by: id of the record, on ``compared[0]``, that wrote it so; empty if no record did.
         compared: the two ranks whose traces were compared.
         origin: see the module; empty if it was not looked for.
-        rank: rank of the record where the ranks part; of the minority, where it has that record.
+        rank: rank of the record where the ranks diverge; of the minority, where it has that record.
         node: id of that record; a leaf for ``state``.
         kernel: its op.
         module: its module.
@@ -121,13 +121,13 @@ class ReplicasVerdict:
 
     Attributes:
         world_size: number of ranks.
-        differing: parameters that differ, those that part first in front.
+        differing: parameters that differ, those that diverge first in front.
         checked: number of parameters that were compared, by group of ranks.
         inferred: names of those that are taken for replicas as their gradient was reduced.
         steps: first and last step that was checked; ``None`` if the run was not recorded by steps.
         missing: ranks without a trace.
         unknown: sentences on what could not be checked.
-        uncompared: names of parameters that parted and of which nothing says that they are replicas
+        uncompared: names of parameters that diverged and of which nothing says that they are replicas
             (:func:`~hashbench.extensions.ranks.replica_groups.unexplained_drift`).
         by_convention: names of those that are taken for replicas as they are plain parameters beside DTensors.
         local: replicas that are apart between the steps that make them equal again, as in local SGD; no finding.
@@ -269,12 +269,10 @@ def _diverged_replicas(run: Mapping[int, Trace], replicas: Iterable[Replica]) ->
             if differs and not any(replaced[rank].replaced(name, step) for rank in present):
                 periods[-1].append(_DivergedReplica(name, ranks, step, present))
             before = step
-        yield from _told_once(periods, again)
+        yield from _once(periods, again)
 
 
-def _told_once(
-    periods: Sequence[Sequence[_DivergedReplica]], again: Sequence[int | None]
-) -> Iterator[_DivergedReplica]:
+def _once(periods: Sequence[Sequence[_DivergedReplica]], again: Sequence[int | None]) -> Iterator[_DivergedReplica]:
     """Yield a replica where it was apart first; ``periods`` are the steps behind which it was, up to ``again``."""
     first = next((replica for period in periods for replica in period), None)
     if first is None:
@@ -300,32 +298,35 @@ def _explain(run: Mapping[int, Trace], apart: _DivergedReplica) -> ReplicaDiffer
     old, new = ranks.runs.records.get(why.node, (None, None))
     on_other = new is not None and (old is None or (bool(apart.minority) if why.rank is None else why.rank == other))
     record = new if on_other else old
-    return ReplicaDifference(
-        apart.name,
-        apart.ranks,
-        apart.minority,
-        apart.step,
-        at.removeprefix(SECOND) if at in ranks.runs.records else "",
-        (base, other),
-        why.origin,
-        other if on_other or (record is None and apart.minority) else base,
-        record.id if record is not None else why.node,
-        record.op if record is not None else "",
-        record.module if record is not None else "",
-        record.phase if record is not None else "",
-        record.iteration if record is not None else None,
-        record.source if record is not None else "",
-        why.detail,
-        *why.shown,
+    found = replace(
+        _plain(apart),
+        written_by=at.removeprefix(SECOND) if at in ranks.runs.records else "",
+        origin=why.origin,
+        rank=other if on_other or (record is None and apart.minority) else base,
+        node=why.node,
+        detail=why.detail,
+        first=why.shown[0],
+        second=why.shown[1],
+    )
+    if record is None:
+        return found
+    return replace(
+        found,
+        node=record.id,
+        kernel=record.op,
+        module=record.module,
+        phase=record.phase,
+        iteration=record.iteration,
+        source=record.source,
     )
 
 
 class _Why(NamedTuple):
-    """How two ranks came to part.
+    """How two ranks came to diverge.
 
     Attributes:
         origin: see the module; empty if it is not known.
-        node: where they part.
+        node: where they diverge.
         detail: a sentence.
         shown: what both had there.
         rank: the rank whose record is meant; ``None``: that of the minority, where it has one.
@@ -412,7 +413,7 @@ class _ReplicaPair:
         return old != new
 
     def origin(self, at: str, apart: _DivergedReplica) -> _Why:
-        """Return the origin, the node where the ranks part, a sentence, and what both had there."""
+        """Return the origin, the node where the ranks diverge, a sentence, and what both had there."""
         if at in self.runs.leaves:
             source = self.differences.sources.get(at)
             shown = (source.first, source.second) if source is not None else ("", "")
@@ -426,7 +427,7 @@ class _ReplicaPair:
         surely, perhaps = (
             self._walked_origin(at, apart, nodes) for nodes in (differs, differs | self.differences.tainted)
         )
-        return surely or perhaps or _Why("", at, "where the ranks part is not known", self._shown(at))
+        return surely or perhaps or _Why("", at, "where the ranks diverge is not known", self._shown(at))
 
     def _walked_origin(self, at: str, apart: _DivergedReplica, suspects: AbstractSet[str]) -> _Why | None:
         """Return the origin to which these nodes lead back, or ``None``."""

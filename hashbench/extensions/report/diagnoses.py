@@ -102,7 +102,7 @@ class ModelView:
                 repro * is_replayable(row),
             ),
             (
-                "the first divergence of both traces" if len(traces) == 2 else "where the replicas part",
+                "the first divergence of both traces" if len(traces) == 2 else "where the replicas diverge",
                 ["hashbench", *_comparing(row), *(str(self.folder / t) for t in traces)],
                 traces,
             ),
@@ -390,7 +390,7 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
 
 
 def _trace_files(row: Row) -> Sequence[str]:
-    """Return the files of both traces: of a model with ranks those of the rank where the runs part."""
+    """Return the files of both traces: of a model with ranks those of the rank where the runs diverge."""
     ranks = f"/rank{value_of(row, 'rank') or 0}.log.gz" if (value_of(row, "world_size") or 1) > 1 else ""
     return [name + ranks for name in row.traces.split()]
 

@@ -208,12 +208,12 @@ def _of_transforms(evidence: StageEvidence) -> Iterator[Decision]:
     elif evidence.drawn:
         yield _random(cause, evidence, f"{what} drew from {' and '.join(evidence.drawn)}")
     elif earlier:
-        yield _likely("unseeded_construction", f"{what} gave a different result, and {earlier}")
+        yield _likely("unseeded_construction", f"{what} returned a different result, and {earlier}")
     elif evidence.drew and not by_loader:
         yield _likely(cause, f"{what} drew from {' and '.join(evidence.drew)}, whose state was the same before")
     else:
         drawing = "without drawing from any generator that was seen in a different state"
-        yield _open("outside_value", f"{what} gave a different result {drawing}: a clock, os.urandom, uuid, a set")
+        yield _open("outside_value", f"{what} returned a different result {drawing}: a clock, os.urandom, uuid, a set")
 
 
 def _random(cause: str, evidence: StageEvidence, because: str) -> Decision:

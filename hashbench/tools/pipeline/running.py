@@ -90,7 +90,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str, tracer: str = "aut
     if not batches:
         raise HashbenchError(
             f"the loader of {path} is empty",
-            consequence="it gave no batch, so nothing can be compared",
+            consequence="it returned no batch, so nothing can be compared",
             tip="Check its dataset, and drop_last.",
         )
     facts, root = facts_of(loader, seed=config.seed, batches=seen, given=given, listed=listed)

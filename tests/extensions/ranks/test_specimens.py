@@ -1,4 +1,4 @@
-"""Programs of several ranks: what two runs of each are said to differ by, where one run's replicas part, and that
+"""Programs of several ranks: what two runs of each are said to differ by, where one run's replicas diverge, and that
 recording them changes nothing."""
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def _value_from_outside(evidence: Evidence) -> Decision:
 
 def _control_flow(evidence: Evidence) -> Decision | None:
     """Return ``control_flow`` if holding an outside value constant makes the paths agree, or a scalar differed before
-    they part.
+    they diverge.
 
     Such a scalar may be a bystander, so an experiment that fixes the order takes precedence.
     """
@@ -206,12 +206,12 @@ def _control_flow(evidence: Evidence) -> Decision | None:
         return removal(evidence, "control_flow", result, confidence)
     if not evidence.steered or confidence is PROVEN:
         return None
-    return _left(evidence, "control_flow", LIKELY, "a value that the program read out differs before the runs part")
+    return _left(evidence, "control_flow", LIKELY, "a value that the program read out differs before the runs diverge")
 
 
 def _other_ranks(evidence: Evidence) -> Decision:
     """Return ``other_ranks``: the trace of a rank is missing, so that no experiment is made."""
-    return decision(evidence, "other_ranks", OPEN, "the runs part in, or behind, what a collective received")
+    return decision(evidence, "other_ranks", OPEN, "the runs diverge in, or behind, what a collective received")
 
 
 _SETTINGS_OF_COLLECTIVES = places(

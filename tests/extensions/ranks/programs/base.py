@@ -146,8 +146,8 @@ class Replicas:
         names: results that differ between ranks that must agree; the first in the order of the program.
         step: after which they differ first, from 0.
         minority: the ranks that are apart from most; empty where there is no majority.
-        kernel: op where the ranks part; empty: not one op.
-        origin: how they part; empty: not judged.
+        kernel: op where the ranks diverge; empty: not one op.
+        origin: how they diverge; empty: not judged.
     """
 
     names: tuple[str, ...]
