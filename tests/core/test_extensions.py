@@ -73,5 +73,5 @@ def test_a_model_with_ranks_has_its_own_check(world_size: int | None, own: bool)
 def test_the_table_loads_no_extension() -> None:
     code = "import sys, hashbench.extensions; print(*(n for n in sys.modules if n.startswith(('hashbench.', 'torch'))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    core = {f"hashbench.core.{name}" for name in ("catalog", "extensions", "records", "text")}
+    core = {f"hashbench.core.{name}" for name in ("catalog", "errors", "extensions", "records", "text")}
     assert set(done.stdout.split()) == {*core, "hashbench.core", "hashbench.extensions"}

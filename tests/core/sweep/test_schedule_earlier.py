@@ -67,7 +67,7 @@ def test_of_an_accelerator_both_memories_are_told(tmp_path):
 @pytest.mark.parametrize(("mode", "device"), [("inference", "cpu"), ("training", "cuda")])
 def test_times_of_another_mode_or_device_are_none(tmp_path, mode, device):
     folder = left(tmp_path / "one", row("a", seconds=3.0))
-    with pytest.raises(HashbenchError, match=f"has no times for {mode} on {device}: no order"):
+    with pytest.raises(HashbenchError, match=f"has no times for {mode} on {device}: it has no timings"):
         read(folder, mode=mode, device=device)
 
 

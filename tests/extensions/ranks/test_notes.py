@@ -11,7 +11,6 @@ from hashbench.extensions.ranks.find import find_across_ranks
 from hashbench.extensions.ranks.notes import (
     CaptureNote,
     NamedCall,
-    Repro,
     calls_to_capture,
     guilty_of,
     note_path,
@@ -81,10 +80,3 @@ def test_notes_are_read_back_and_a_missing_one_is_left_out(tmp_path: Path) -> No
 
     assert note_path(tmp_path, 1).name == "rank1.capture.json"
     assert read_notes(tmp_path, [NamedCall("a", 0), NamedCall("a", 1)]) == [note]
-
-
-def test_the_line_of_a_repro_has_its_command_or_why_there_is_none() -> None:
-    assert Repro("r", "3 of 20 replays differ", "hashbench replay r").line() == (
-        "repro:            3 of 20 replays differ; hashbench replay r"
-    )
-    assert Repro(reproduced="not captured: why").line() == "repro:            not captured: why"

@@ -10,6 +10,7 @@ import pytest
 from hashbench.core.catalog import Origin
 from hashbench.core.finding import as_json
 from hashbench.core.records import Divergence, Steering
+from hashbench.extensions.ranks.notes import Repro
 from hashbench.extensions.ranks.replicas import ReplicaDifference, ReplicasVerdict, check_replicas
 from hashbench.extensions.ranks.text import check_finding, diff_finding
 from hashbench.extensions.ranks.verdict import RankDivergence, RankResult, RanksVerdict
@@ -113,6 +114,13 @@ def test_the_next_recording_captures_a_kernel_or_has_source_lines(
     ends = [f"ranks record -o C{flag} -- <the same script>" for flag in flags]
     commands = diff_finding(replace(MANY, first=(found,))).next
     assert [command.removeprefix("torchrun … -m hashbench ") for command in commands] == ends
+
+
+def test_a_repro_is_a_fact_and_its_command_is_next() -> None:
+    found = diff_finding(MANY, repro=Repro("r", "3 of 20 replays differ", "hashbench replay r"))
+    assert (dict(found.facts)["repro"], found.next) == ("3 of 20 replays differ", ("hashbench replay r",))
+    assert (found.data["repro"], found.data["command"]) == ("r", "hashbench replay r")
+    assert dict(diff_finding(MANY, repro=Repro(reproduced="not captured: why")).facts)["repro"] == "not captured: why"
 
 
 def test_the_document_of_two_runs_holds_all_that_is_known() -> None:
