@@ -424,6 +424,17 @@ class PairedRuns:
         """The index of every node, leaves before records."""
         return {node: index for index, node in enumerate([*self.leaves, *self.records])}
 
+    def place(self, node: str) -> float:
+        """Return where a node lies among the records of both runs, infinity if nowhere; a leaf lies where it was first
+        read."""
+        if node in self.leaves:
+            index, (first, _) = self.position[node], self.leaves[node]
+            records = (self.first if first is not None else self.second).records
+            if index >= len(records):
+                return float("inf")
+            node = records[index].id if first is not None else self.node_of[records[index].id]
+        return self.order.get(node, float("inf"))
+
     def reads(self, node: str) -> Iterator[tuple[str, Ref]]:
         """Yield what a record read, in either run, and the node that wrote it."""
         a, b = self.records.get(node, (None, None))

@@ -183,9 +183,7 @@ class JudgedRanks:
                 break
             if self.exchange_at(unread) is not None:
                 yield from ((node, unread) for node in self._received_from(unread) if node.rank != at.rank)
-            elif at.is_contribution or self._is_draw(
-                unread
-            ):  # bytes that Python made, of tensors perhaps; an order of examples
+            elif at.is_contribution or self._is_draw(unread):  # bytes of tensors perhaps; an order of examples
                 yield unread, None
 
     def differing_contributions(self, rank: int) -> Iterator[RankNode]:
@@ -207,16 +205,7 @@ class JudgedRanks:
 
     def place(self, at: RankNode) -> float:
         """Return where a node lies among the records of its rank, of both runs. A leaf lies where it was first read."""
-        runs = self.differences[at.rank].runs
-        node = at.node
-        if node in runs.leaves:
-            index = runs.position[node]
-            owner = runs.leaves[node]
-            records = (runs.first if owner[0] is not None else runs.second).records
-            if index >= len(records):
-                return float("inf")
-            node = records[index].id if owner[0] is not None else runs.node_of[records[index].id]
-        return runs.order.get(node, float("inf"))
+        return self.differences[at.rank].runs.place(at.node)
 
     def _unread(self, rank: int) -> list[RankNode]:
         """List the nodes that differ and were read by no recorded op that wrote anything: Python may have read them."""
