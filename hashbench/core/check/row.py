@@ -174,7 +174,7 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis, budget_flag: str) -> Row:
 
 def _with_finding(row: Row, finding: FoundColumns, budget_flag: str) -> Row:
     """Add what an extension found in the core's columns; what it left empty stays."""
-    found = {one.name: getattr(finding, one.name) for one in fields(finding) if one.name != "limited"}
+    found = {field.name: getattr(finding, field.name) for field in fields(finding) if field.name != "limited"}
     found["advice"] = with_more_time(finding.advice, finding.limited, flag=budget_flag)
     return replace(row, **{name: value for name, value in found.items() if value})
 

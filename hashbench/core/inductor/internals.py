@@ -47,7 +47,7 @@ class KernelSite:
     Attributes:
         path: file of the module.
         name: name of the kernel there.
-        types: C types of its arguments, as ``async_compile`` is told them.
+        types: C types of its arguments, as ``async_compile`` gets them.
         function: makes the call.
         facts: what the buffers of the module stand for, by name; empty if it was not captured.
     """

@@ -81,8 +81,8 @@ def run(
 
     Args:
         request: what is asked for.
-        on_event: told what happens, as by :func:`~hashbench.core.sweep.run.run_sweep`.
-        on_note: told what the user should know of the machine, a line each.
+        on_event: called with what happens, as by :func:`~hashbench.core.sweep.run.run_sweep`.
+        on_note: called with what the user should know of the machine, a line each.
 
     Raises:
         HashbenchError: as :func:`~hashbench.core.sweep.run.run_sweep`, or the selection, the device or the cluster is

@@ -162,7 +162,7 @@ def run_sweep(
         executor: where models run; closed at the end.
         timeout: seconds that one model may take, with the start of its process.
         resume: keep the rows that are in ``output`` and run the others.
-        on_event: told what happens, in this thread.
+        on_event: called with what happens, in this thread.
         target: the function ``(ModelSpec, RunOptions) -> Row`` that workers call, as ``module:function``.
         partition: which part of which selection ``specs`` are.
         earlier: their times and memory in an earlier sweep; where several run at once, the longest starts first.

@@ -142,7 +142,7 @@ def longest_first(jobs: Iterable[Job]) -> list[Job]:
 
 
 class Schedule:
-    """Hands out jobs one by one and is told when they end.
+    """Hands out jobs one by one and is notified when they end.
 
     Args:
         jobs: in the order in which they should start.

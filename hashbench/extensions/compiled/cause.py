@@ -109,7 +109,7 @@ class Blamed:
 
 def of_facts(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the columns of a compiled model, and those of the core."""
-    own = {one.name: columns[one.name] for one in fields(CompiledFacts) if one.name in columns}
+    own = {field.name: columns[field.name] for field in fields(CompiledFacts) if field.name in columns}
     return own, {name: value for name, value in columns.items() if name not in own}
 
 
@@ -174,9 +174,13 @@ def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
 
 def _wrong_in_own_dtype(own: KernelJudgement | None, wide: KernelJudgement | None) -> JudgedBuffer | None:
     """Return the first buffer that is wrong by far in the model's own dtype, and was not found right in float64."""
-    right = {} if wide is None else {(one.op, one.module, one.phase): one for one in wide.buffers if one.ratio <= LIMIT}
-    beyond = [] if own is None else [one for one in own.buffers if one.ratio > MISTAKE and not one.lost]
-    return next((one for one in beyond if (one.op, one.module, one.phase) not in right), None)
+    right = (
+        {}
+        if wide is None
+        else {(buffer.op, buffer.module, buffer.phase): buffer for buffer in wide.buffers if buffer.ratio <= LIMIT}
+    )
+    beyond = [] if own is None else [buffer for buffer in own.buffers if buffer.ratio > MISTAKE and not buffer.lost]
+    return next((each for each in beyond if (each.op, each.module, each.phase) not in right), None)
 
 
 def _place(facts: NodeFacts | JudgedBuffer) -> dict[str, Any]:
@@ -292,8 +296,8 @@ def _kernel(buffer: JudgedBuffer, look: _CompiledLook | None) -> Blamed:
 
 def _in_own_dtype(blamed: Blamed, own: KernelJudgement | None) -> Blamed:
     """Return a finding from float64 with the ratios of the same kernel in the model's own dtype."""
-    buffers = [] if own is None else [one for one in own.buffers if one.kernel == blamed.finding.kernel]
-    worst = max(buffers, key=lambda one: one.ratio, default=None)
+    buffers = [] if own is None else [buffer for buffer in own.buffers if buffer.kernel == blamed.finding.kernel]
+    worst = max(buffers, key=lambda buffer: buffer.ratio, default=None)
     if worst is None:
         return blamed
     detail = f"{blamed.finding.detail}, in float64 {blamed.facts.beyond_rounding:.2g} times beyond rounding"
@@ -305,8 +309,8 @@ def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> Blamed:
     look = runs.own()
     worst = look.amplified() if look is not None else ()
     words = [
-        f"{one.facts.op} in {one.facts.module or 'the model'} x{one.factor:.3g} (to {one.error:.3g} ulp)"
-        for one in worst
+        f"{step.facts.op} in {step.facts.module or 'the model'} x{step.factor:.3g} (to {step.error:.3g} ulp)"
+        for step in worst
     ]
     detail = "rounding" + (f", amplified by {'; '.join(words)}" if words else "") + (f"; {reason}" if reason else "")
     op = worst[0].facts.op if worst else ""
@@ -319,7 +323,7 @@ def _rounding(runs: _LadderRuns, semantic: str, reason: str) -> Blamed:
 def _proven(case: CompiledCase, runs: _LadderRuns, blamed: Blamed) -> Blamed:
     """Compile with one change at a time, until the finding is proven or the budget is spent."""
     made: list[ExperimentResult] = []
-    ops = (blamed.facts.op, *(one.op for one in blamed.ops))
+    ops = (blamed.facts.op, *(each.op for each in blamed.ops))
     while attempt := experiments.next_attempt(blamed.facts.stage, ops, made):
         if case.budget.left() <= 0:
             made.append(experiments.trial(attempt, note=NO_TIME))
@@ -342,7 +346,7 @@ def _proven(case: CompiledCase, runs: _LadderRuns, blamed: Blamed) -> Blamed:
 
 def _at_op(blamed: Blamed, op: str) -> Blamed:
     """Return the finding at another op that its buffer is computed by, with the module and line of that one."""
-    found = next((one for one in blamed.ops if one.op == op), None)
+    found = next((each for each in blamed.ops if each.op == op), None)
     return blamed if not op or op == blamed.facts.op or found is None else blamed.having(**_place(found))
 
 

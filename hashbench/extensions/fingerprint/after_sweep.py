@@ -59,7 +59,7 @@ def record(
         executor: where.
         environment: the environment of this machine.
         timeout: seconds for one model.
-        on_progress: told what became of each model, a sentence each.
+        on_progress: called with what became of each model, a sentence each.
         target: ``module:function`` that a worker calls.
 
     Raises:

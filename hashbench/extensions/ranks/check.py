@@ -317,7 +317,7 @@ def check_model(spec: ModelSpec, options: RunOptions, level: str, *, target: str
 
 
 def _with_answers(outcome: Outcome, pair: RankPair) -> Outcome:
-    """Add the facts that every rank tells."""
+    """Add the facts that every rank reports."""
     answers = [pair.answers[rank] for rank in sorted(pair.answers)]
     if not answers:
         return outcome

@@ -201,7 +201,7 @@ def _run_once(parsed: argparse.Namespace, folder: Path, number: int, calls: Sequ
     """Record the script once; say what went wrong, and return it.
 
     Raises:
-        HashbenchError: it is the first run, and the second one would not tell more.
+        HashbenchError: it is the first run, and the second would not say more.
     """
     from hashbench.extensions.ranks.launch import run_ranks
 

@@ -52,12 +52,12 @@ Values = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class WatchHeader:
-    """What a recording tells of its run.
+    """What a recording says of its run.
 
     Attributes:
         schema: :data:`SCHEMA`.
         rank, world_size: of the process.
-        start: number of the first step; ``None`` if the program did not tell, and counting began at 0.
+        start: number of the first step; ``None`` if the program did not say, and counting began at 0.
         every: in how many steps each tensor is read once, at the latest.
         model: class of the model.
         device: type of device of the parameters. Digests of different types of devices are never compared.

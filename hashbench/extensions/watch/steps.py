@@ -38,7 +38,7 @@ class Watched:
         scaler: a ``GradScaler``, or ``None``.
         generators: private ones, by name.
         every: in how many steps each tensor is read once.
-        start: number of the first step, if the program told it.
+        start: number of the first step, if the program said it.
         traced: steps to trace.
     """
 
