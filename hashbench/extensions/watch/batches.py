@@ -17,7 +17,7 @@ from hashbench.extensions.watch.file import Step, share_kept
 SHOWN = 3
 
 
-class Samples(StrEnum):
+class SampleMatch(StrEnum):
     """How the samples of one run's step are related to those of the other run."""
 
     SAME = "same"
@@ -41,7 +41,7 @@ class BatchDifference:
 
     first: tuple[str, ...]
     second: tuple[str, ...]
-    samples: Samples
+    samples: SampleMatch
 
     @property
     def in_number(self) -> bool:
@@ -57,7 +57,7 @@ class BatchDifference:
     def one_more(self) -> bool:
         """True if one run went on with batches of the same shapes."""
         shared = min(len(self.first), len(self.second))
-        return self.in_number and self.first[:shared] == self.second[:shared] and self.samples is not Samples.SAME
+        return self.in_number and self.first[:shared] == self.second[:shared] and self.samples is not SampleMatch.SAME
 
     def words(self) -> tuple[str, str]:
         """Return the batches of each run, as ``2 batches a step (4x6, 4x6)``."""
@@ -81,14 +81,14 @@ def difference_of(number: int, first: Mapping[int, Step], second: Mapping[int, S
     return BatchDifference(shapes[0], shapes[1], _related(number, first, second))
 
 
-def _related(number: int, first: Mapping[int, Step], second: Mapping[int, Step]) -> Samples:
+def _related(number: int, first: Mapping[int, Step], second: Mapping[int, Step]) -> SampleMatch:
     everything = [batch for run in (first, second) for step in run.values() for batch in step.batches]
     share = max(share_kept(samples.shape[0]) if samples.shape else 1 for samples in everything)
     here = [Counter(_samples([run[number]], share)) for run in (first, second)]
     if not (here[0] and here[1]):
-        return Samples.UNKNOWN
+        return SampleMatch.UNKNOWN
     if here[0] == here[1]:
-        return Samples.SAME
+        return SampleMatch.SAME
     both = first.keys() & second.keys()
     equal = {at for at in both if first[at].parts.get("batch") == second[at].parts.get("batch")}
     past = {*_samples((first[at] for at in equal), share)}
@@ -101,11 +101,11 @@ def _related(number: int, first: Mapping[int, Step], second: Mapping[int, Step])
     )
     own = [each - past for each in own]
     if later[0] & (later[1] | own[1]) or later[1] & own[0]:
-        return Samples.MOVED
+        return SampleMatch.MOVED
     again = [bool(past & divergence) for divergence in later]  # samples of an epoch that was equal
     if any(again):
-        return Samples.MOVED if all(again) else Samples.UNKNOWN  # one run began anew, or transforms them
-    return Samples.OTHER if len({samples.shape[1:] for samples in everything}) == 1 else Samples.UNKNOWN
+        return SampleMatch.MOVED if all(again) else SampleMatch.UNKNOWN  # one run began anew, or transforms them
+    return SampleMatch.OTHER if len({samples.shape[1:] for samples in everything}) == 1 else SampleMatch.UNKNOWN
 
 
 def _samples(steps: Iterable[Step], share: int) -> list[int]:

@@ -14,7 +14,7 @@ from hashbench.core.finding import Finding, few
 from hashbench.core.io import to_json
 from hashbench.core.text import count, format_ranks, listed
 from hashbench.extensions.watch import file
-from hashbench.extensions.watch.batches import BatchDifference, Samples
+from hashbench.extensions.watch.batches import BatchDifference, SampleMatch
 from hashbench.extensions.watch.compare import (
     OUTSIDE,
     OUTSIDE_TORCH,
@@ -313,15 +313,15 @@ def lost_of(verdict: ResumeVerdict) -> list[str]:
 
 def _batch_words(batches: BatchDifference | None) -> str:
     """Return what another batch says of a resumption, as far as its samples tell."""
-    if batches is not None and batches.in_shape and batches.samples is not Samples.OTHER:
+    if batches is not None and batches.in_shape and batches.samples is not SampleMatch.OTHER:
         first, second = batches.words()
         return f"data position, or its batches: {second} instead of {first}"
-    match Samples.UNKNOWN if batches is None else batches.samples:
-        case Samples.SAME:
+    match SampleMatch.UNKNOWN if batches is None else batches.samples:
+        case SampleMatch.SAME:
             return "data order: the batch has the same samples in a different order, or different labels"
-        case Samples.MOVED:
+        case SampleMatch.MOVED:
             return "data position: the batch has samples of different steps (sampler, its generator, or workers)"
-        case Samples.OTHER:
+        case SampleMatch.OTHER:
             return (
                 "data content: no sample of the batch is in the uninterrupted run (random transforms, augmentation, "
                 "noise, or different data)"

@@ -12,7 +12,7 @@ from hashbench.core.divergence.text import divergence_facts, place
 from hashbench.core.finding import Finding, Table, few
 from hashbench.core.io import to_json
 from hashbench.core.text import count, percent
-from hashbench.extensions.watch.batches import Samples
+from hashbench.extensions.watch.batches import SampleMatch
 from hashbench.extensions.watch.compare import BEGIN, OUTSIDE, PartDifference, RankVerdict, range_words
 from hashbench.extensions.watch.file import BY_TENSOR, PARTS, Recording
 from hashbench.extensions.watch.traced import FurtherRun, LoopVerdict, TracedSteps
@@ -66,19 +66,19 @@ WITH_ITS_BATCH = "They are the likely source of the different batch as well."
 """Note on a generator where the batch differs, too."""
 
 SIZES = {
-    Samples.SAME: "Batch sizes differ, samples do not: sums over them round differently.",
-    Samples.MOVED: "Batch sizes differ (batch size, accumulation, drop_last): samples come in different steps.",
-    Samples.OTHER: "Batch sizes differ (batch size, accumulation, drop_last), and no sample is in both runs.",
-    Samples.UNKNOWN: "Batch sizes differ: batch size, accumulation, drop_last, or the length of padded samples.",
+    SampleMatch.SAME: "Batch sizes differ, samples do not: sums over them round differently.",
+    SampleMatch.MOVED: "Batch sizes differ (batch size, accumulation, drop_last): samples come in different steps.",
+    SampleMatch.OTHER: "Batch sizes differ (batch size, accumulation, drop_last), and no sample is in both runs.",
+    SampleMatch.UNKNOWN: "Batch sizes differ: batch size, accumulation, drop_last, or the length of padded samples.",
 }
 """Meaning of batches that differ in number or shape, by their samples."""
 
 SAMPLES = {
-    Samples.SAME: "The step has the same samples in a different order, or with different labels: check the sampler, "
-    "the workers and the order of files.",
-    Samples.MOVED: "Its samples come in different steps of the other run: their order differs (the sampler, its seed, "
-    "the workers, the order of files).",
-    Samples.OTHER: "None of its samples is in the other run: their content differs (augmentation, noise, random "
+    SampleMatch.SAME: "The step has the same samples in a different order, or with different labels: check the "
+    "sampler, the workers and the order of files.",
+    SampleMatch.MOVED: "Its samples come in different steps of the other run: their order differs (the sampler, its "
+    "seed, the workers, the order of files).",
+    SampleMatch.OTHER: "None of its samples is in the other run: their content differs (augmentation, noise, random "
     "transforms), or different data were read.",
 }
 """Meaning of different batches of equal shapes, by their samples."""

@@ -32,7 +32,7 @@ class BitwiseMismatchWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallPlace:
     """Where a call stood: ``phase`` is ``forward``, ``backward`` or ``optimizer``; ``source`` the caller's line, which
     a call in autograd's own threads does not have. A backward op belongs to the call of ``forward_op``."""
 
@@ -88,13 +88,13 @@ class Places:
         call = str(op), self._modules.current, caller_line(frame)
         self._forward[number] = self._known.setdefault(call, call)
 
-    def now(self, frame: FrameType | None) -> Place:
+    def now(self, frame: FrameType | None) -> CallPlace:
         """Return the place of the call that is being made."""
         node = _current_autograd_node()
         source = caller_line(frame)
         if node is None:
-            return Place("optimizer" if self._modules.optimizing else "forward", self._modules.current, source)
-        return Place("backward", self._modules.current, source, *self._forward.get(node._sequence_nr(), ()))
+            return CallPlace("optimizer" if self._modules.optimizing else "forward", self._modules.current, source)
+        return CallPlace("backward", self._modules.current, source, *self._forward.get(node._sequence_nr(), ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Mismatch(Mapping[str, Any]):
     call: int
     place: str
     run: int
-    where: Place
+    where: CallPlace
     shape: tuple[int, ...] | None = None
     other_shape: tuple[int, ...] | None = None
     dtype: str = ""
@@ -199,7 +199,7 @@ class Unwritten:
     call: int
     place: str
     elements: int
-    where: Place = field(default_factory=Place)
+    where: CallPlace = field(default_factory=CallPlace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hashbench.extensions.watch.batches import BatchDifference, Samples, difference_of
+from hashbench.extensions.watch.batches import BatchDifference, SampleMatch, difference_of
 from hashbench.extensions.watch.file import Batch, Step, is_kept
 
 
@@ -34,28 +34,30 @@ WHOLE = [[[1, 2, 3, 4]], [[5, 6, 7, 8]], [[9, 10, 11, 12]]]
 @pytest.mark.parametrize(
     ("second", "samples"),
     [
-        ([WHOLE[0], [[6, 5, 7, 8]], WHOLE[2]], Samples.SAME),
-        ([WHOLE[0], WHOLE[2], WHOLE[1]], Samples.MOVED),
-        ([WHOLE[0], [[5, 6, 7, 9]], [[8, 10, 11, 12]]], Samples.MOVED),
-        ([WHOLE[0], WHOLE[0], WHOLE[1]], Samples.MOVED),
-        ([WHOLE[0], [[21, 22, 23, 24]], [[25, 26, 27, 28]]], Samples.OTHER),
-        ([WHOLE[0], [[]], WHOLE[2]], Samples.UNKNOWN),
+        ([WHOLE[0], [[6, 5, 7, 8]], WHOLE[2]], SampleMatch.SAME),
+        ([WHOLE[0], WHOLE[2], WHOLE[1]], SampleMatch.MOVED),
+        ([WHOLE[0], [[5, 6, 7, 9]], [[8, 10, 11, 12]]], SampleMatch.MOVED),
+        ([WHOLE[0], WHOLE[0], WHOLE[1]], SampleMatch.MOVED),
+        ([WHOLE[0], [[21, 22, 23, 24]], [[25, 26, 27, 28]]], SampleMatch.OTHER),
+        ([WHOLE[0], [[]], WHOLE[2]], SampleMatch.UNKNOWN),
     ],
 )
-def test_samples_are_compared_as_sets_over_steps(second: Sequence[Sequence[Sequence[int]]], samples: Samples) -> None:
+def test_samples_are_compared_as_sets_over_steps(
+    second: Sequence[Sequence[Sequence[int]]], samples: SampleMatch
+) -> None:
     found = difference(run(WHOLE), run(second), 1)
     assert found.samples is samples
-    assert found.in_shape == (samples is Samples.UNKNOWN)
+    assert found.in_shape == (samples is SampleMatch.UNKNOWN)
 
 
 def test_what_agrees_before_the_difference_is_no_evidence() -> None:
     """The second epoch has the samples of the first, transformed anew in one run; the first epoch agreed."""
     first, second = run([*WHOLE, *WHOLE]), run([*WHOLE, [[31, 32, 33, 34]], [[35, 36, 37, 38]], [[39, 40, 41, 42]]])
-    assert difference(first, second, 3).samples is Samples.UNKNOWN, "one began anew, or the other transforms them"
+    assert difference(first, second, 3).samples is SampleMatch.UNKNOWN, "one began anew, or the other transforms them"
     fresh = run([*WHOLE, [[51, 52, 53, 54]], [[55, 56, 57, 58]], [[59, 60, 61, 62]]])
-    assert difference(fresh, second, 3).samples is Samples.OTHER
+    assert difference(fresh, second, 3).samples is SampleMatch.OTHER
     again = run([*WHOLE, WHOLE[0], [[31, 32, 33, 34]], [[35, 36, 37, 38]]])
-    assert difference(run([*WHOLE, WHOLE[2], WHOLE[0], WHOLE[1]]), again, 3).samples is Samples.MOVED
+    assert difference(run([*WHOLE, WHOLE[2], WHOLE[0], WHOLE[1]]), again, 3).samples is SampleMatch.MOVED
 
 
 def test_what_the_other_run_read_before_is_found() -> None:
@@ -63,12 +65,12 @@ def test_what_the_other_run_read_before_is_found() -> None:
     whole, resumed = run([*WHOLE, [[13, 14]]]), run([[], [], [[1, 2]], [[3, 4]]])
     found = difference_of(2, {one.number: one for one in whole}, {one.number: one for one in resumed[2:]})
     assert found is not None
-    assert found.samples is Samples.MOVED
+    assert found.samples is SampleMatch.MOVED
 
 
 def test_the_same_samples_in_batches_of_other_sizes_are_told() -> None:
     found = difference(run([[[1, 2, 3, 4]]]), run([[[1, 2], [3, 4]]]), 0)
-    assert (found.in_number, found.in_shape, found.one_more, found.samples) == (True, True, False, Samples.SAME)
+    assert (found.in_number, found.in_shape, found.one_more, found.samples) == (True, True, False, SampleMatch.SAME)
     assert found.words() == ("1 batch a step (4x6)", "2 batches a step (2x6, 2x6)")
     more = difference(run([[[1, 2]]]), run([[[1, 2], [3, 4]]]), 0)
     assert more.one_more, "the optimizer of one run did not step"
@@ -77,7 +79,7 @@ def test_the_same_samples_in_batches_of_other_sizes_are_told() -> None:
 def test_padding_to_other_lengths_is_not_taken_for_other_content() -> None:
     padded = [run([[[1, 2]]])[0], *run([[[1, 2]], [[3, 4]]], length=9)[1:]]
     other = [padded[0], *run([[[1, 2]], [[5, 6]]], length=7)[1:]]
-    assert difference(padded, other, 1).samples is Samples.UNKNOWN
+    assert difference(padded, other, 1).samples is SampleMatch.UNKNOWN
 
 
 def test_large_batches_are_compared_by_the_samples_that_both_kept() -> None:
@@ -87,7 +89,7 @@ def test_large_batches_are_compared_by_the_samples_that_both_kept() -> None:
     first = Step(0, {"batch": {"0": "a"}}, batches=(Batch((256, 4), tuple(large[0])),))
     second = Step(0, {"batch": {"0": "b"}}, batches=tuple(Batch((8, 4), tuple(one)) for one in small))
     assert 8 <= len(large[0]) <= 64
-    assert difference([first], [second], 0).samples is Samples.SAME
+    assert difference([first], [second], 0).samples is SampleMatch.SAME
 
 
 def hash_of(number: int) -> int:
