@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
     flags.seconds(replay, "--budget", "Spend at most S seconds on all experiments.", least=0.1, default=120.0)
     text = "Import FILE, a Python file, library or module that defines the op."
     flags.several(replay, "--import", dest="imports", metavar="FILE", text=text)
-    flags.output_format(replay, "text", "json")
+    flags.report(replay)
     replay.set_defaults(command=_replay)
 
 
@@ -48,8 +48,9 @@ def _replay(parsed: argparse.Namespace) -> int:
     """
     _refuse_folder_of_repros(parsed.folder)
     asked = {
-        **{name: getattr(parsed, name) for name in ("replays", "budget", "imports", "format")},
+        **{name: getattr(parsed, name) for name in ("replays", "budget", "imports", "json")},
         "folder": str(parsed.folder),
+        "html": None if parsed.html is None else str(parsed.html),
         "path": sys.path,
     }
     with _terminal() as stderr, tempfile.TemporaryFile() as errors:
@@ -97,21 +98,23 @@ def in_child(asked: str, stderr: str) -> int:
 
     if int(stderr) >= 0:
         sys.stderr = open(int(stderr), "w", buffering=1)  # noqa: PTH123, SIM115 – a descriptor
-    parsed = json.loads(asked)
-    sys.path[:] = parsed.pop("path")
-    return cli.guarded(lambda: _replay_here(**parsed))
+    values = json.loads(asked)
+    sys.path[:] = values.pop("path")
+    return cli.guarded(lambda: _replay_here(argparse.Namespace(**values)))
 
 
-def _replay_here(*, folder: str, replays: int, budget: float, imports: list[str], format: str) -> int:  # noqa: A002
+def _replay_here(parsed: argparse.Namespace) -> int:
     from hashbench.core.diagnose import repro
     from hashbench.core.diagnose.calls import ops
 
-    for definition in imports:
+    for definition in parsed.imports:
         ops.load(definition)
+    folder = Path(parsed.folder)
     with flags.phases_shown():
-        made = repro.rerun(Path(folder), replays=replays, budget=budget)
-    flags.show({"text": repro.rerun_text, "json": repro.rerun_json}[format](made))
-    return EXIT_DIFFERENCE if made.reproduced else 0
+        made = repro.rerun(folder, replays=parsed.replays, budget=parsed.budget)
+    commands = [shlex.join(["python", str(folder / "repro.py")])] if made.reproduced else []
+    found = repro.rerun_finding(made, commands=commands)
+    return flags.show_finding(found, parsed, title="hashbench replay", of=str(folder))
 
 
 def _refuse_folder_of_repros(folder: Path) -> None:

@@ -29,10 +29,10 @@ def test_folder_of_repros_prints_commands_to_replay(main: Main, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "words"), [("text", "cause: "), ("json", '"reproduced": true')])
-def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, main: Main, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flags", "words"), [((), "replays differ\ncause: "), (("--json",), '"reproduced": true')])
+def test_a_call_that_differs_exits_with_1(flags: tuple[str, ...], words: str, main: Main, tmp_path: Path) -> None:
     write_repro(tmp_path / "racing", adding_rows(), said_of())
-    done = main("replay", "racing", "--replays", "20", "--budget", "4", "--format", form, cwd=tmp_path)
+    done = main("replay", "racing", "--replays", "20", "--budget", "4", *flags, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert words in done.stdout
 

@@ -26,7 +26,8 @@ from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
 from hashbench.core.catalog import CAUSES
 from hashbench.core.diagnose.calls.call import CapturedCall, Memory, TensorForm
 from hashbench.core.diagnose.calls.capture import capture
-from hashbench.core.diagnose.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
+from hashbench.core.diagnose.repro import Recorded, Rerun, rerun_finding, script, write_repro
+from hashbench.core.finding import as_json
 from hashbench.core.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.core.run import environment
 from hashbench.core.run.distance import Difference
@@ -398,7 +399,7 @@ def _replay() -> str:
     same = dataclasses.replace(
         made, evidence=Evidence("kernel", arms=ARMS[1:3]), decision=recorded.decision, elsewhere=()
     )
-    return "\n\n".join([rerun_text(made), rerun_text(same), rerun_json(same)]) + "\n"
+    return "\n\n".join([*map(str, map(rerun_finding, (made, same))), as_json(rerun_finding(same))]) + "\n"
 
 
 # ------------------------------------------------------------------------------------------------------ the tools

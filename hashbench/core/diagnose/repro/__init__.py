@@ -10,12 +10,11 @@ instruction: the script's PEP 723 header names the torch that it was written wit
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pickle
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from hashbench.core.diagnose.causes import evidence
 from hashbench.core.diagnose.repro import call_file, script, writer
 from hashbench.core.diagnose.repro.writer import KERNEL_FILE, SCRIPT_FILE, TENSORS_FILE, RunsPython, new_folder
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import Finding, Table
 from hashbench.core.processes import Budget, new_python
 from hashbench.core.records import Decision, Diagnosis, Evidence, ExperimentResult
 from hashbench.core.results.folder import CALL_FILE
@@ -355,30 +355,30 @@ def _elsewhere(call: CapturedCall, there: Mapping[str, str], moved: Mapping[str,
     return tuple(lines)
 
 
-def rerun_text(made: Rerun) -> str:
-    """Format tables and sentences for the command line."""
-    from tabulate import tabulate  # as in script.table
-
+def rerun_finding(made: Rerun, *, commands: Iterable[str] = ()) -> Finding:
+    """Return the report of repeated experiments. ``commands`` are what to run next."""
     before, now = made.recorded.decision, made.decision
     recorded = {result.name: result for result in made.recorded.arms if result.on == "call"}
     rows = []
     for result in made.evidence.arms:
-        phrase, differ, distinct, remarks = described(result)
+        phrase, differ, distinct, remarks = map(str, described(result))
         then = count(recorded[result.name]) if result.name in recorded else ""
         rows.append((result.name, phrase, differ, distinct, then, remarks))
-    headers = ("arm", "what is changed", "differ", "distinct", "recorded", "found")
     limited = evidence.cut_short(made.evidence.arms, now.confidence)
-    advice = evidence.with_more_time(now.advice, limited, flag="--budget")
-    named = {"cause": f"{now.cause}, {now.confidence}", "because": now.because, "advice": advice}
-    lines = [made.op, "", tabulate(rows, headers=headers, disable_numparse=True), ""]
-    lines += [f"{name}: {value}" for name, value in named.items() if value]
     agrees = before.cause == now.cause
-    lines += ["" if agrees else f"recorded cause: {before.cause}, {before.confidence}: {before.because}"]
-    if made.elsewhere:
-        lines += ["This is another place than where it was recorded:", *(f"  {line}" for line in made.elsewhere)]
-    return "\n".join(lines).rstrip()
-
-
-def rerun_json(made: Rerun) -> str:
-    """Return evidence, decision, the recorded ones, and the differences in environment as JSON."""
-    return json.dumps({**dataclasses.asdict(made), "reproduced": made.reproduced}, indent=2)
+    elsewhere = ("The environment differs from the recorded one:",) if made.elsewhere else ()
+    return Finding(
+        headline=f"{made.op}: {'replays differ' if made.reproduced else 'all replays are equal'}",
+        facts=(
+            ("cause", f"{now.cause}, {now.confidence}"),
+            ("because", now.because),
+            ("advice", evidence.with_more_time(now.advice, limited, flag="--budget")),
+            ("recorded cause", "" if agrees else f"{before.cause}, {before.confidence}: {before.because}"),
+        ),
+        table=Table(headers=("arm", "what is changed", "differ", "distinct", "recorded", "found"), rows=tuple(rows)),
+        notes=(*elsewhere, *made.elsewhere),
+        next=tuple(commands),
+        equal=not made.reproduced,
+        differs=made.reproduced,
+        data={**dataclasses.asdict(made), "reproduced": made.reproduced},
+    )

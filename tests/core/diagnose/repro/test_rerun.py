@@ -12,8 +12,9 @@ import torch
 from repro_helpers import adding_rows, aten, captured, document_in, said_of, signed_again
 
 from hashbench import cli
-from hashbench.core.diagnose.repro import call_file, rerun, rerun_json, rerun_text, write_repro
+from hashbench.core.diagnose.repro import call_file, rerun, rerun_finding, write_repro
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import as_json
 from hashbench.core.records import ExperimentResult
 
 THREADS = ExperimentResult("one_thread", "call", trials=20, differing=0, distinct=1)
@@ -41,21 +42,24 @@ def test_call_that_differs_is_reproduced(racing: Path) -> None:
     assert made.evidence.arm("repeat", "call").differing
     assert made.op == "aten.index_put_.default"
     assert made.recorded.arms == (THREADS,)
-    text = rerun_text(made)
-    one_thread = next(line for line in text.splitlines() if line.startswith("one_thread"))
-    assert "0 of 20" in one_thread
-    assert f"cause: {made.decision.cause}, {made.decision.confidence}" in text
-    assert made.decision.advice in text
+    found = rerun_finding(made)
+    assert found.table is not None
+    assert "0 of 20" in next(row for row in found.table.rows if row[0] == "one_thread")
+    facts = dict(found.facts)
+    assert facts["cause"] == f"{made.decision.cause}, {made.decision.confidence}"
+    assert made.decision.advice in facts["advice"]
 
 
 def test_call_that_agrees_is_not(steady: Path) -> None:
     made = rerun(steady, replays=3, budget=60.0)
     assert not made.reproduced
-    assert "recorded cause: accumulation_order, likely: 20 of 20 replays differ" in rerun_text(made)
+    found = rerun_finding(made)
+    assert dict(found.facts)["recorded cause"] == "accumulation_order, likely: 20 of 20 replays differ"
+    assert (found.equal, found.differs) == (True, False)
 
 
 def test_json_has_all_of_it(steady: Path) -> None:
-    found = json.loads(rerun_json(rerun(steady, replays=2, budget=5.0)))
+    found = json.loads(as_json(rerun_finding(rerun(steady, replays=2, budget=5.0))))
     assert (found["reproduced"], found["op"]) == (False, "aten.sort.default")
     assert found["recorded"]["arms"][0]["name"] == "one_thread"
     assert found["recorded"]["environment"]["torch"] == torch.__version__
@@ -74,7 +78,7 @@ def test_machine_with_other_threads_and_another_torch_says_so(steady: Path) -> N
         f"threads: 7 there, {here} here; the call was replayed with 7",
     )
     assert torch.get_num_threads() == here
-    assert "  torch: 2.11.0 there" in rerun_text(made)
+    assert rerun_finding(made).notes[1:] == made.elsewhere
 
 
 def test_a_missing_device_is_replaced_by_the_first(steady: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +93,7 @@ def test_a_missing_device_is_replaced_by_the_first(steady: Path, monkeypatch: py
     assert made.evidence.arm("repeat", "call").ran
     said = "device: cpu:3, which is not here; the call was replayed on cpu:0, the first of its kind"
     assert [line for line in made.elsewhere if line.startswith("device")] == [said]
-    assert f"  {said}" in rerun_text(made).splitlines()
+    assert said in rerun_finding(made).notes
 
 
 @pytest.mark.slow
