@@ -142,7 +142,7 @@ def test_a_cause(tmp_path: Path) -> None:
     said = dataclasses.asdict(decision)
     texts = outputs(dataclasses.replace(DIAGNOSED, **said, evidence=RowEvidence.of(results)), tmp_path)
     assert not silent(texts, "tie_breaking", "tie breaking")
-    assert "cause: tie_breaking, likely" in texts["pytest"]
+    assert " tie_breaking, likely" in texts["pytest"]
     assert "which of them is chosen is unspecified" in texts["page"]
     assert silent(texts, "Sort by a second key") == {"annotations"}
     call = captured(aten.add.Tensor, torch.ones(3), torch.ones(3))
