@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tabulate import tabulate
-
 from hashbench.core.text import join_limited
 
 NAMES = 2
@@ -126,6 +124,8 @@ def _fact_lines(facts: Facts, width: int) -> Iterator[str]:
 
 
 def _table_text(table: Table) -> str:
+    from tabulate import tabulate  # not at import: torch's harness exits differently once tabulate is loaded
+
     if not table.headers:
         lines = [cell for row in table.rows for cell in row]
     else:
