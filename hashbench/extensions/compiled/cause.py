@@ -35,7 +35,7 @@ from hashbench.extensions.compiled.judge import JudgedBuffer, KernelJudge, Kerne
 from hashbench.extensions.compiled.ladder import BACKENDS, Ladder, Semantic, climb
 from hashbench.extensions.compiled.mutations import UndeclaredEffect, WrongFake, undeclared_effects, wrong_fakes
 from hashbench.extensions.compiled.names import Overwriter, OverwriterSearch
-from hashbench.extensions.compiled.observed import CallObserver, KernelWatcher
+from hashbench.extensions.compiled.observed import GraphObserver, KernelWatcher
 from hashbench.extensions.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
 from hashbench.extensions.compiled.program import CompiledModel, compiling
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
@@ -515,7 +515,7 @@ class _CompiledLook:
         amplification = Amplification()
         return () if self._watched(amplification) else amplification.result()
 
-    def _watched(self, *observers: CallObserver) -> bool:
+    def _watched(self, *observers: GraphObserver) -> bool:
         """Make a run with observers; return whether it failed."""
         return isinstance(self._program(watcher=KernelWatcher(self.graphs, *observers)), Failure)
 

@@ -123,7 +123,7 @@ def content_digest(tensor: torch.Tensor) -> str:
 
 class KernelJudge:
     """Judge the calls of compiled graphs during one step, as they come; an
-    :class:`~hashbench.extensions.compiled.observed.CallObserver`."""
+    :class:`~hashbench.extensions.compiled.observed.GraphObserver`."""
 
     def __init__(self) -> None:
         self._plan = functools.cache(_GraphPlan)

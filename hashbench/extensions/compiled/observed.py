@@ -16,7 +16,7 @@ from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.core.trace.op_schema import plan_of
 
 
-class CallObserver(Protocol):
+class GraphObserver(Protocol):
     """What is shown the calls of compiled graphs."""
 
     def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
@@ -38,7 +38,7 @@ class KernelWatcher(TraceCallback):
 
     wants_trace = False
 
-    def __init__(self, graphs: Mapping[str, CompiledGraph], *observers: CallObserver) -> None:
+    def __init__(self, graphs: Mapping[str, CompiledGraph], *observers: GraphObserver) -> None:
         self.kernels = self.unseen = 0
         self._graphs, self._observers = graphs, observers
         self._path = ""

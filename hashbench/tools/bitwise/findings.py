@@ -32,7 +32,7 @@ class BitwiseMismatchWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class CallPlace:
+class ProgramPlace:
     """Where a call stood: ``phase`` is ``forward``, ``backward`` or ``optimizer``; ``source`` the caller's line, which
     a call in autograd's own threads does not have. A backward op belongs to the call of ``forward_op``."""
 
@@ -88,13 +88,13 @@ class Places:
         call = str(op), self._modules.current, caller_line(frame)
         self._forward[number] = self._known.setdefault(call, call)
 
-    def now(self, frame: FrameType | None) -> CallPlace:
+    def now(self, frame: FrameType | None) -> ProgramPlace:
         """Return the place of the call that is being made."""
         node = _current_autograd_node()
         source = caller_line(frame)
         if node is None:
-            return CallPlace("optimizer" if self._modules.optimizing else "forward", self._modules.current, source)
-        return CallPlace("backward", self._modules.current, source, *self._forward.get(node._sequence_nr(), ()))
+            return ProgramPlace("optimizer" if self._modules.optimizing else "forward", self._modules.current, source)
+        return ProgramPlace("backward", self._modules.current, source, *self._forward.get(node._sequence_nr(), ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Mismatch(Mapping[str, Any]):
     call: int
     place: str
     run: int
-    where: CallPlace
+    where: ProgramPlace
     shape: tuple[int, ...] | None = None
     other_shape: tuple[int, ...] | None = None
     dtype: str = ""
@@ -199,7 +199,7 @@ class Unwritten:
     call: int
     place: str
     elements: int
-    where: CallPlace = field(default_factory=CallPlace)
+    where: ProgramPlace = field(default_factory=ProgramPlace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from hashbench.core.trace.op_schema import plan_of
 from hashbench.tools.bitwise.findings import (
     BitwiseMismatchError,
     BitwiseMismatchWarning,
-    CallPlace,
     Mismatch,
     Places,
+    ProgramPlace,
     Unchecked,
     Unwritten,
     message,
@@ -207,7 +207,7 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
             self._tell(result, plan.name, self._places.now(frame))
         return output
 
-    def _tell(self, result: Repetitions, op: str, where: CallPlace) -> None:
+    def _tell(self, result: Repetitions, op: str, where: ProgramPlace) -> None:
         call = sum(self._checked.values())
         self._unwritten += [Unwritten(op, call, name, count, where) for name, count in result.unwritten.items()]
         mismatches = [

@@ -25,7 +25,7 @@ from hashbench.core.trace.arguments import named_arguments, tensors_in
 from hashbench.core.trace.digest import dtype_name, raw_digest
 from hashbench.core.trace.op_schema import OpPlan, Pattern
 from hashbench.core.trace.storage_writers import storage_bytes, storage_key
-from hashbench.tools.bitwise.findings import CallPlace, Mismatch
+from hashbench.tools.bitwise.findings import Mismatch, ProgramPlace
 
 Equality = Literal["bits", "values"]
 Left = dict[str, Any]
@@ -190,7 +190,7 @@ def _dtype(value: Any) -> str:
 
 
 _ABSENT = "nothing of that name"
-_NOWHERE = CallPlace()
+_NOWHERE = ProgramPlace()
 
 
 class Call:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hashbench.core.inductor.graphs import CompiledGraph, KernelCall
-from hashbench.extensions.compiled.observed import CallObserver
+from hashbench.extensions.compiled.observed import GraphObserver
 
 Step = Callable[[Any, torch.dtype | None], dict[str, torch.Tensor]]
 
@@ -87,7 +87,7 @@ def step_of(model: torch.nn.Module, inputs: Sequence[torch.Tensor], *, training:
 
 
 def show(
-    observer: CallObserver, graph: CompiledGraph, inputs: Sequence[Any], *calls: KernelCall
+    observer: GraphObserver, graph: CompiledGraph, inputs: Sequence[Any], *calls: KernelCall
 ) -> Generator[None, KernelCall, None]:
     """Begin a call of a graph, show its first calls of kernels, and return what is shown the next."""
     observed = observer.observe(graph, inputs)

@@ -11,7 +11,7 @@ import torch
 
 from hashbench.core.run.distance import Difference, measure
 from hashbench.core.trace.op_schema import OpPlan, Pattern, plan_of
-from hashbench.tools.bitwise.findings import Mismatch, Place, Places, message
+from hashbench.tools.bitwise.findings import Mismatch, Places, ProgramPlace, message
 from hashbench.tools.bitwise.repeating import (
     Treatment,
     same,
@@ -163,7 +163,7 @@ def test_unwritten_elements(first: object, second: object, runs: list[object], e
 
 
 def mismatch(**facts: object) -> Mismatch:
-    defaults = {"op": "aten.x.default", "call": 1, "place": "output", "run": 2, "where": Place(), "shape": (2,)}
+    defaults = {"op": "aten.x.default", "call": 1, "place": "output", "run": 2, "where": ProgramPlace(), "shape": (2,)}
     return Mismatch(**defaults | {"other_shape": (2,), "dtype": "float32", "other_dtype": "float32"} | facts)  # type: ignore[arg-type]
 
 
@@ -183,7 +183,7 @@ def test_text_of_a_mismatch(found: Mismatch, text: str) -> None:
 
 
 def test_message_has_every_mismatch_of_the_call_and_its_forward_line() -> None:
-    where = Place("backward", "", "train.py:9 main", "aten.y.default", "Net.head", "net.py:3 forward")
+    where = ProgramPlace("backward", "", "train.py:9 main", "aten.y.default", "Net.head", "net.py:3 forward")
     text = message([mismatch(where=where), mismatch(where=where, place="output.1")])
 
     assert text.splitlines() == [
