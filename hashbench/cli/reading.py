@@ -109,8 +109,8 @@ def _show_diff(finding: Finding, parsed: argparse.Namespace) -> int:
 def _next_of(paths: Sequence[Path], context: int) -> Iterator[str]:
     """Yield the command that replays the captured call, if the traces lie in a sweep's folder, and one for more
     records."""
-    folder = paths[0].absolute().parent
-    repro = folder.parent.parent / "repro" / folder.name
+    key = re.sub(r"\.run\d+\.log(\.gz)?$", "", paths[0].name)
+    repro = paths[0].absolute().parent.parent / "repro" / key
     if (repro / "call.json").exists():
         yield shlex.join(["hashbench", "replay", os.path.relpath(repro)])
     yield _more_of(paths, context)

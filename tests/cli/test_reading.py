@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_diff_shows_records_neighbours_and_module(main: Main, folder: Path) -> N
     ]
     assert facts["results"] == "output.0, output.1"
     assert lines[-1] == "Next: " + " ".join(["hashbench diff", *map(str, traces), "--context 10"])
+
+
+def test_diff_of_a_sweeps_traces_names_the_repro(main: Main, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out/repro/zoo.drifting").mkdir(parents=True)
+    (tmp_path / "out/repro/zoo.drifting/call.json").touch()
+    (tmp_path / "out/traces").mkdir()
+    traces = [tmp_path / f"out/traces/zoo.drifting.run{number}.log.gz" for number in (1, 2)]
+    for number, path in enumerate(traces, 1):
+        shutil.copy(trace_of(folder, "drifting", number), path)
+    done = main("diff", *traces, cwd=tmp_path)
+    assert "\nNext: hashbench replay out/repro/zoo.drifting\n      hashbench diff " in done.stdout, done.stderr
 
 
 def test_diff_of_equal_traces_exits_with_0(main: Main, folder: Path) -> None:
