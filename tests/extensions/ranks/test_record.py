@@ -32,14 +32,18 @@ from tests.extensions.ranks.pool import RankPool
 TRACERS = ("native", "python")
 
 
-def trained(steps: int = 3, after: Callable[[int], None] = lambda _: None) -> nn.Module:
+def trained(steps: int = 3, after: Callable[[int], None] = lambda _: None, *, backward: bool = True) -> nn.Module:
+    """Train a model; in a fork without backward: autograd refuses it where a test before has nested backward passes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
         loss = model(torch.rand(5, 4)).square().mean()
-        loss.backward()
+        if backward:
+            loss.backward()
+        for parameter in () if backward else model.parameters():
+            parameter.grad = loss.detach() * torch.ones_like(parameter)
         optimizer.step()
         after(step)
     return model
@@ -395,7 +399,7 @@ def status_of(child: int) -> int:
 def endless(folder: Path, *, steps: int = 10**6) -> Callable[[], None]:
     def program() -> None:
         with record_ranks(folder):
-            trained(steps)
+            trained(steps, backward=False)
 
     return program
 
@@ -410,7 +414,7 @@ def test_killed_at_any_moment_leaves_whole_steps(tmp_path: Path) -> None:
     """Twenty times, after so many bytes and some more microseconds."""
     rng, steps = random.Random(5), []
     with record_ranks(tmp_path / "whole"):
-        trained(60)
+        trained(60, backward=False)
     true = read(tmp_path / "whole")
     size = rank_path(tmp_path / "whole", 0).stat().st_size
     for number in range(20):
@@ -445,7 +449,7 @@ def test_sigterm_is_written_and_ends_the_program_as_ever(tmp_path: Path) -> None
 def test_sigterm_between_steps_is_written(tmp_path: Path) -> None:
     def program() -> None:
         with record_ranks(tmp_path):
-            trained(2)
+            trained(2, backward=False)
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert status_of(in_child(program)) == -signal.SIGTERM
@@ -465,7 +469,7 @@ def test_own_handler_of_sigterm_is_kept(within: bool, tmp_path: Path) -> None:
         with record_ranks(tmp_path):
             if within:
                 signal.signal(signal.SIGTERM, exits)
-            trained(2)
+            trained(2, backward=False)
             os.kill(os.getpid(), signal.SIGTERM)
 
     assert status_of(in_child(program)) == 7
@@ -482,12 +486,12 @@ def test_full_disk_ends_the_file_and_not_the_program(room: int, tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         steps: list[int] = []
         with record_ranks(tmp_path):
-            trained(5, steps.append)
+            trained(5, steps.append, backward=False)
         sys.exit(len(steps))
 
     assert status_of(in_child(program)) == 5
     with record_ranks(tmp_path / "whole"):
-        trained(5)
+        trained(5, backward=False)
     true, path = read(tmp_path / "whole"), rank_path(tmp_path, 0)
     assert path.stat().st_size <= room
     try:
