@@ -18,6 +18,9 @@ from hashbench.core.text import join_limited
 NAMES = 2
 """Maximum names in one list of a text or page; the JSON document has all."""
 
+NOTES = 6
+"""Maximum notes in a text; the JSON document and the page have all."""
+
 WIDTH = 100
 """Characters of a line where no terminal says its width."""
 
@@ -91,8 +94,9 @@ def _blocks(finding: Finding, width: int) -> Iterator[str]:
     yield "\n".join([*head, *_fact_lines(finding.facts, width)])
     if finding.table is not None and finding.table.rows:
         yield _table_text(finding.table)
-    if finding.notes:
-        yield "\n".join(wrapped(note, width) for note in finding.notes)
+    if notes := finding.notes:
+        more = [f"And {len(notes) - NOTES} more notes, which --json has."] if len(notes) > NOTES + 1 else notes[NOTES:]
+        yield "\n".join(wrapped(note, width) for note in (*notes[:NOTES], *more))
     for part in finding.parts:
         yield from _blocks(part, width)
     if finding.next:

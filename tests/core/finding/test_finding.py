@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,14 @@ def test_the_document_has_the_verdict_and_all_else() -> None:
     assert found["table"] == {"headers": ["step", "loss"], "rows": [["1e5", "="], ["7", "≠"]]}
     assert (found["next"], found["notes"]) == (list(FOUND.next), list(FOUND.notes))
     assert found["parts"] == [document(FOUND.parts[0])]
+
+
+@pytest.mark.parametrize(("number", "last"), [(7, "Note 6."), (8, "And 2 more notes, which --json has.")])
+def test_a_text_has_a_few_notes_and_the_document_all(number: int, last: str) -> None:
+    found = Finding(headline="x", notes=tuple(f"Note {index}." for index in range(number)))
+    lines = as_text(found).splitlines()
+    assert (len(lines), lines[-1]) == (9, last)
+    assert document(found)["notes"] == list(found.notes)
 
 
 def test_a_list_names_two() -> None:
