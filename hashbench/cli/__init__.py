@@ -19,7 +19,6 @@ import errno
 import os
 import shutil
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,6 +28,7 @@ from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
 from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import wrapped
 
 __all__ = ["main"]
 
@@ -129,12 +129,7 @@ class _Hashbench(OneLineParser):
 
 def _listed(texts: Mapping[str, str], label: int, width: int) -> str:
     """Return one paragraph for each name, wrapped at the terminal's width."""
-    lines = (
-        textwrap.fill(
-            text, max(width, label + 20), initial_indent=f"{f'  {name}':{label}}", subsequent_indent=" " * label
-        )
-        for name, text in texts.items()
-    )
+    lines = (wrapped(text, width, first=f"{f'  {name}':{label}}", rest=" " * label) for name, text in texts.items())
     return "".join(f"{line}\n" for line in lines)
 
 

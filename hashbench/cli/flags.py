@@ -12,15 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Flags
 from hashbench.core import records
+from hashbench.core.finding import WIDTH, Finding, as_json, as_text
 from hashbench.core.records import DETERMINISTIC, DTYPES, TRACERS
 from hashbench.core.text import printable
-
-if TYPE_CHECKING:
-    from hashbench.core.finding import Finding
 
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 LONGEST_SECONDS = 1e6  # eleven days; the kernel counts a wait in 31 bits of milliseconds
@@ -209,8 +207,6 @@ def show_finding(finding: Finding, parsed: argparse.Namespace, *, title: str, **
         title: the command.
         page: see :func:`~hashbench.core.finding.page.as_html`.
     """
-    from hashbench.core.finding import as_json, as_text
-
     if parsed.html is not None:
         from hashbench.core.finding.page import as_html
         from hashbench.core.io import write_file
@@ -225,8 +221,6 @@ def show_finding(finding: Finding, parsed: argparse.Namespace, *, title: str, **
 
 def terminal_width() -> int:
     """Return the characters of a line: those of the terminal or of ``COLUMNS``, else of a file."""
-    from hashbench.core.finding import WIDTH
-
     named = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
     return shutil.get_terminal_size((WIDTH, 0)).columns if named else WIDTH
 

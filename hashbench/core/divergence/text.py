@@ -91,8 +91,6 @@ def place(divergence: Divergence) -> str:
 
 def divergence_facts(divergence: Divergence) -> Facts:
     """Return what is known of a divergence."""
-    steering = divergence.steered_by
-    origin = f", which came from {steering.kernel}" if steering is not None and steering.kernel else ""
     return (
         ("first divergence", divergence.node),
         ("origin", divergence.origin),
@@ -104,11 +102,17 @@ def divergence_facts(divergence: Divergence) -> Facts:
         ("what differs", divergence.detail),
         ("first run", divergence.first),
         ("second run", divergence.second),
-        (
-            "steered by",
-            "" if steering is None else f"{steering.record} returned {steering.first} and {steering.second}{origin}",
-        ),
+        steered_by(divergence),
     )
+
+
+def steered_by(divergence: Divergence) -> tuple[str, str]:
+    """Return the number that chose what ran, as a fact; without a text if none is known."""
+    steering = divergence.steered_by
+    if steering is None:
+        return "steered by", ""
+    origin = f", which came from {steering.kernel}" if steering.kernel else ""
+    return "steered by", f"{steering.record} returned {steering.first} and {steering.second}{origin}"
 
 
 def _further_facts(verdict: PairVerdict) -> Iterator[tuple[str, str]]:

@@ -196,6 +196,11 @@ class RowFormat(Generic[T]):
         return found
 
     @functools.cached_property
+    def current_names(self) -> Mapping[str, str]:
+        """Name of each column by the one that it has in older files."""
+        return {column.formerly: name for name, (_, _, column) in self.columns.items() if column.formerly}
+
+    @functools.cached_property
     def types(self) -> Mapping[str, type]:
         """Type of each column, without ``None``."""
         return {name: declared.kind for name, declared in self.columns.items()}
@@ -252,7 +257,7 @@ class RowFormat(Generic[T]):
             HashbenchError: a required column is missing, a column is unknown, a cell holds an unknown word or an
                 invalid number, or two rows have the same key.
         """
-        table = _in_current_words(self.columns, table)
+        table = _in_current_words(self.columns, self.current_names, table)
         self._check_header(table)
         self._check_cells(table)
         kinds = self.facts()
@@ -374,8 +379,7 @@ class RowFormat(Generic[T]):
             ValueError: a field without a default is missing, or one has another type or an invalid number.
         """
         read, facts = from_json(Mapping[str, object], value, where="not a row: it"), []
-        names = _current_names(self.columns)
-        content = {names.get(name, name): value for name, value in read.items()}
+        content = {self.current_names.get(name, name): value for name, value in read.items()}
         for name in content.keys() & self.columns.keys():
             former = self.columns[name].column.former_words
             content[name] = former.get(str(content[name]), content[name]) if former else content[name]
@@ -404,14 +408,8 @@ class RowFormat(Generic[T]):
             raise ValueError(f"not a row: {name} is {found}; {outside}")
 
 
-def _current_names(columns: Mapping[str, _Declared]) -> Mapping[str, str]:
-    """Return the name of each column by the one that it has in older files."""
-    return {column.formerly: name for name, (_, _, column) in columns.items() if column.formerly}
-
-
-def _in_current_words(columns: Mapping[str, _Declared], table: CsvTable) -> CsvTable:
-    """Return a table with the names and words that its columns have today."""
-    names = _current_names(columns)
+def _in_current_words(columns: Mapping[str, _Declared], names: Mapping[str, str], table: CsvTable) -> CsvTable:
+    """Return a table with the names and words that its columns have today; ``names``: by those of older files."""
     header = tuple(names.get(name, name) for name in table.header)
     former = [columns[name].column.former_words if name in columns else {} for name in header]
     rows = (zip(former, cells, strict=True) for cells in table.rows)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hashbench.core.catalog import Origin
-from hashbench.core.divergence.text import place
+from hashbench.core.divergence.text import place, steered_by
 from hashbench.core.finding import NAMES, Finding, document, few
 from hashbench.core.text import count, format_ranks, in_brackets, shorten, when
 from hashbench.extensions.ranks.notes import NamedCall, Repro
@@ -35,16 +35,17 @@ def diff_finding(
     is_checked = replicas is not None and bool(replicas.checked or replicas.uncompared)
     same = replicas is None or not is_checked or (replicas.equal and not replicas.uncompared)
     differs = bool(verdict.first or verdict.differing or verdict.printed or (replicas and replicas.differing))
+    part = None if replicas is None else check_finding(replicas)
     data = _diff_data(verdict) | ({} if repro is None else dataclasses.asdict(repro))
     return Finding(
         headline=_diff_headline(verdict),
         facts=(*_diff_facts(verdict), ("repro", "" if repro is None else repro.reproduced)),
         notes=verdict.unknown,
         next=_commands(verdict, repro),
-        parts=() if replicas is None else (check_finding(replicas),),
+        parts=() if part is None else (part,),
         equal=verdict.equal and same,
         differs=differs,
-        data=data | ({} if replicas is None else {"replicas": document(check_finding(replicas))}),
+        data=data | ({} if part is None else {"replicas": document(part)}),
     )
 
 
@@ -99,10 +100,7 @@ def _diff_facts(verdict: RanksVerdict) -> Iterator[tuple[str, str]]:
 def _only_first(found: RankDivergence) -> Iterator[tuple[str, str]]:
     yield "first divergence", found.node
     yield "what differs", _with_arguments(found)
-    if found.steered_by is not None:
-        steering = found.steered_by
-        origin = f", which came from {steering.kernel}" if steering.kernel else ""
-        yield "steered by", f"{steering.record} returned {steering.first} and {steering.second}{origin}"
+    yield steered_by(found)
     yield "through", found.through
 
 
