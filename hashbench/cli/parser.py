@@ -173,12 +173,13 @@ def _one_of(choices: Sequence[str], default: object) -> Callable[[str], str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``. Did you mean --runs?``; empty where nothing ``known`` is near."""
+    """Return ``. Did you mean --runs?``; empty where nothing ``known`` is near. A name that begins with ``word`` is."""
     from difflib import get_close_matches  # a hundredth of a second, which --help need not take
 
-    names = sorted(known)
-    near = [name for name in names if word.startswith("--") and name.startswith(word)] or get_close_matches(word, names)
-    return f". Did you mean {near[0]}?" if near else ""
+    names = {name.lstrip("-"): name for name in sorted(known, reverse=True)}  # dashes are no likeness
+    bare = word.lstrip("-")
+    near = [name for name in sorted(names) if bare and name.startswith(bare)] or get_close_matches(bare, names, n=1)
+    return f". Did you mean {names[near[0]]}?" if near else ""
 
 
 def _unknown_command(word: str, known: Iterable[str]) -> str:

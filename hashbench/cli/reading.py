@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
-from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags, OneLineParser
+from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags, OneLineParser, did_you_mean
 from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import read_text, shipped_folder
@@ -224,7 +224,7 @@ def _docs(parsed: argparse.Namespace) -> int:
         raise HashbenchError(
             f"the documentation has no page {parsed.page!r}",
             consequence="nothing to print",
-            tip=f"The pages are {', '.join(pages)}.",
+            tip=did_you_mean(page, pages).removeprefix(". ") or "`hashbench docs` lists all pages.",
         )
     return 0
 

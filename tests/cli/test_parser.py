@@ -14,7 +14,7 @@ from command_helpers import CHECKOUT, Main
 
 from hashbench import cli
 from hashbench.cli.completion import every
-from hashbench.cli.parser import RULES, Commands, Excludes, OneLineParser, Requires, default_words
+from hashbench.cli.parser import RULES, Commands, Excludes, OneLineParser, Requires, default_words, did_you_mean
 
 PARSERS = {parser.prog: parser for parser in every(cli._parser())}
 VERBS = """
@@ -171,6 +171,21 @@ def test_flags_are_not_abbreviated(main: Main, tmp_path: Path, words: tuple[str,
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
     assert re.search(rf": unknown flag --\w+\. Did you mean {meant}\? See `hashbench .*--help`\.$", line)
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "said"),
+    [
+        ("--frobnicate", ["--strict", "--force"], ""),
+        ("--trainng", ["--training", "--runs"], ". Did you mean --training?"),
+        ("--s", ["--stress", "--suite"], ". Did you mean --stress?"),
+        ("zo", ["zoo", "index"], ". Did you mean zoo?"),
+        ("-", ["--runs"], ""),
+        ("xyz", ["zoo", "index"], ""),
+    ],
+)
+def test_only_a_near_name_is_suggested(word: str, known: list[str], said: str) -> None:
+    assert did_you_mean(word, known) == said
 
 
 def test_flags_after_the_script_are_passed_through() -> None:

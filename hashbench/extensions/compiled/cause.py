@@ -155,10 +155,7 @@ def _at_stage(case: CompiledCase, runs: _LadderRuns, ladder: Ladder) -> Blamed:
             stale = first_stale(runs, dtype=ladder.dtype)
             if stale is None:
                 return Blamed.at("dynamo", semantic=semantic, detail=_of(ladder))
-            facts = stale.facts
-            what = f"graph {stale.graph}: {stale.node} is not what eager mode computes"
-            constants = f" ({', '.join(stale.constants)})" if stale.constants else ""
-            return Blamed.at("dynamo", **_place(facts), phase="forward", semantic=semantic, detail=what + constants)
+            return Blamed.at("dynamo", **_place(stale.facts), phase="forward", semantic=semantic, detail=str(stale))
         case "aot_autograd":
             op_at_fault = undeclared(runs)
             return op_at_fault.having(semantic=semantic, detail=op_at_fault.finding.detail or _of(ladder))

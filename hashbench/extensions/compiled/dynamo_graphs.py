@@ -9,8 +9,10 @@ guard that misses a change, or a wrong trace of Python, it is not.
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,6 +44,32 @@ class StaleNode:
     node: str
     facts: NodeFacts
     constants: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """The finding: ``net.py:7 multiplies by 1.01 where eager mode does not (y_1 of graph 0)``."""
+        line = re.match(r"(?:.*/)?(.+?:\d+)(?= |$)", self.facts.source)
+        where = line[1] if line else self.facts.module or "the program"
+        constants = " and ".join(self.constants)
+        verb = _VERBS.get(self.facts.op.rpartition(".")[2].rstrip("_"), "") if constants else ""
+        does = f"{verb} {constants}" if verb else f"calls {self.facts.op}{constants and f' with {constants}'}"
+        return f"{where} {does} where eager mode does not ({self.node} of graph {self.graph})"
+
+
+_VERBS: Mapping[str, str] = MappingProxyType(
+    {
+        "add": "adds",
+        "iadd": "adds",
+        "sub": "subtracts",
+        "isub": "subtracts",
+        "mul": "multiplies by",
+        "imul": "multiplies by",
+        "truediv": "divides by",
+        "itruediv": "divides by",
+        "div": "divides by",
+        "pow": "raises to the power of",
+    }
+)
+"""Last part of the name of a binary op → what it does with a constant."""
 
 
 def first_stale(run: StepRunner, *, dtype: torch.dtype | None = torch.float64) -> StaleNode | None:

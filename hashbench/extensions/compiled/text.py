@@ -36,10 +36,8 @@ def _what(row: Row) -> str:
 
 def _measured(row: Row) -> Iterator[str]:
     facts = row.of(CompiledFacts)
-    if facts.stage == "rounding":
-        yield "no kernel is to blame"
-    yield beyond(row)
-    yield row.detail.rstrip(".")
+    found = (row.detail.rstrip("."), beyond(row))
+    yield from ("no kernel is to blame", *reversed(found)) if facts.stage == "rounding" else found
     if row.accuracy == Status.COMPILATIONS_DIFFER:
         yield f"compilations: {facts.compilations}" if facts.compilations else ""
         return

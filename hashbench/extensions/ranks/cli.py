@@ -4,6 +4,7 @@ replicas that differ."""
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_USAGE, Commands, Flags
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import python_calling, uncollected
+from hashbench.core.text import count
 
 if TYPE_CHECKING:
     from hashbench.core.records import Trace
@@ -190,7 +192,7 @@ def _run(parsed: argparse.Namespace) -> int:
     guilty = guilty_of(verdict)
     repro = None if guilty is None else _captured(parsed, output, calls_to_capture(guilty, traces))
     replicas = check_replicas(traces) if verdict.equal and len(traces) > 1 else None
-    found = diff_finding(verdict, repro=repro, replicas=replicas)
+    found = diff_finding(verdict, repro=repro, replicas=replicas, with_lines=_with_lines(parsed))
     code = flags.show_finding(found, parsed, title="hashbench ranks run", of=script)
     if not parsed.json:
         print(f"\nWritten: {output}")
@@ -207,6 +209,7 @@ def _run_once(parsed: argparse.Namespace, folder: Path, number: int, calls: Sequ
 
     script, arguments = _script(parsed)
     command = _rank_command(folder, parsed, script, arguments, capture=calls)
+    say(f"run {number} of {script} on {count(parsed.ranks, 'rank')}: recording into {folder}")
     end = run_ranks(command, ranks=parsed.ranks, seconds=parsed.timeout, folder=folder)
     what, is_there = f"run {number} of {script}: {end.problem}", any(folder.glob("rank*.log.gz"))
     if number == 1 and end.waiting:
@@ -220,6 +223,21 @@ def _run_once(parsed: argparse.Namespace, folder: Path, number: int, calls: Sequ
         say(what)
         _say_each(end.waiting)
     return end.problem
+
+
+def _with_lines(parsed: argparse.Namespace) -> str:
+    """Return the command of both runs with source lines; empty where they have them."""
+    script, arguments = _script(parsed)
+    steps = () if parsed.steps is None else ("--steps", _steps_word(parsed.steps))
+    seconds = () if parsed.timeout is None else ("--timeout", f"{parsed.timeout:g}")
+    module = ("-m",) if parsed.module else ()
+    words = ["-n", str(parsed.ranks), "--source-lines", *steps, *seconds, *module, "--", script, *arguments]
+    return "" if parsed.source_lines else shlex.join(["hashbench", "ranks", "run", *words])
+
+
+def _steps_word(steps: range) -> str:
+    """Return the value of ``--steps``."""
+    return f"{steps.start}:{'' if steps.stop == sys.maxsize else steps.stop}"
 
 
 def _captured(parsed: argparse.Namespace, output: Path, calls: Sequence[NamedCall]) -> Repro:
@@ -259,8 +277,7 @@ def _rank_command(
     capture: Sequence[NamedCall] = (),
 ) -> list[str]:
     """Return what each rank runs."""
-    steps = parsed.steps
-    given = [] if steps is None else ["--steps", f"{steps.start}:{'' if steps.stop == sys.maxsize else steps.stop}"]
+    given = [] if parsed.steps is None else ["--steps", _steps_word(parsed.steps)]
     given += ["--source-lines"] if parsed.source_lines else []
     given += [word for call in capture for word in ("--capture", call.word())]
     given += ["--module"] if parsed.module else []

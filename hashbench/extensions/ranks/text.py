@@ -23,7 +23,11 @@ _VALUE = 60
 
 
 def diff_finding(
-    verdict: RanksVerdict, *, repro: Repro | None = None, replicas: ReplicasVerdict | None = None
+    verdict: RanksVerdict,
+    *,
+    repro: Repro | None = None,
+    replicas: ReplicasVerdict | None = None,
+    with_lines: str = "",
 ) -> Finding:
     """Return the report of two distributed runs.
 
@@ -31,6 +35,7 @@ def diff_finding(
         verdict: on the two.
         repro: of the first kernel or collective.
         replicas: of the first run, where the two are equal.
+        with_lines: command that makes both runs with source lines; proposed where the first divergence has none.
     """
     is_checked = replicas is not None and bool(replicas.checked or replicas.uncompared)
     same = replicas is None or not is_checked or (replicas.equal and not replicas.uncompared)
@@ -41,7 +46,7 @@ def diff_finding(
         headline=_diff_headline(verdict),
         facts=(*_diff_facts(verdict), ("repro", "" if repro is None else repro.reproduced)),
         notes=verdict.unknown,
-        next=_commands(verdict, repro),
+        next=_commands(verdict, repro, with_lines),
         parts=() if part is None else (part,),
         equal=verdict.equal and same,
         differs=differs,
@@ -49,9 +54,10 @@ def diff_finding(
     )
 
 
-def _commands(verdict: RanksVerdict, repro: Repro | None) -> tuple[str, ...]:
-    if repro is not None and repro.command:
-        return (repro.command,)
+def _commands(verdict: RanksVerdict, repro: Repro | None, with_lines: str) -> tuple[str, ...]:
+    lines = with_lines if any(not found.source for found in verdict.first[:1]) else ""
+    if lines or (repro is not None and repro.command):
+        return tuple(filter(None, ["" if repro is None else repro.command, lines]))
     kernels = [found for found in verdict.first if found.origin == Origin.KERNEL]
     return tuple(command for found in (kernels or verdict.first)[:1] for command in _recorded_again(found))
 

@@ -25,6 +25,6 @@ ROUNDED = changed(
 )
 """A compiled model that is inaccurate by rounding alone."""
 WHY = (
-    "beyond the tolerance: loss.1; buf1 is 0.48 off; 2.2e+07x the rounding bound (eager mode 0.5); "
+    "buf1 is 0.48 off; beyond the tolerance: loss.1; 2.2e+07x the rounding bound (eager mode 0.5); "
     "in float64 too: a mistake, not rounding; fixed by: aten.relu.default runs eagerly (1 of 2 compilations)"
 )

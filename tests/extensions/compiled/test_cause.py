@@ -19,6 +19,7 @@ from hashbench.core.records import ExperimentResult
 from hashbench.extensions.compiled import cause as compiled_cause
 from hashbench.extensions.compiled import fallbacks
 from hashbench.extensions.compiled.cause import MISTAKE, Blamed, CompiledCase, rungs_below
+from hashbench.extensions.compiled.dynamo_graphs import StaleNode
 from hashbench.extensions.compiled.judge import JudgedBuffer, KernelJudgement
 from hashbench.extensions.compiled.ladder import BACKENDS, Ladder, Rung, Semantic
 from hashbench.extensions.compiled.memory import LostInput
@@ -218,9 +219,9 @@ def test_a_kernel_that_float64_did_not_judge_is_blamed_by_its_own_dtype() -> Non
 
 
 def test_dynamo_names_the_first_stale_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = SimpleNamespace(facts=FACTS, graph=1, node="mul", constants=("factor",))
+    stale = StaleNode(1, "mul", FACTS, ("factor",))
     for first, op, detail in (
-        (stale, FACTS.op, "graph 1: mul is not what eager mode computes (factor)"),
+        (stale, FACTS.op, str(stale)),
         (None, "", "output.0 differs with backend inductor"),
     ):
         monkeypatch.setattr(compiled_cause, "first_stale", lambda _, first=first, **__: first)

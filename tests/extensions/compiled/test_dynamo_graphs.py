@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hashbench.core.inductor.nodes import NodeFacts
 from hashbench.extensions.compiled.dynamo_graphs import StaleNode, first_stale
 from hashbench.extensions.compiled.ladder import Semantic, climb
 from tests.extensions.compiled.steps import Norms, OnRounding, Step, ZeroGradient, made, step_of
@@ -76,6 +77,21 @@ def test_a_stale_constant_is_found(scale: Any, constant: str) -> None:
     assert stale is not None
     assert (stale.graph, stale.node, stale.constants) == (1, "mul", (constant,))
     assert "y * self.scale()" in stale.facts.source
+
+
+@pytest.mark.parametrize(
+    ("op", "source", "constants", "words"),
+    [
+        ("operator.mul", "/a b/wrong.py:7 y = y * 1.01", ("1.01",), "wrong.py:7 multiplies by 1.01"),
+        ("operator.iadd", "wrong.py:7", ("1",), "wrong.py:7 adds 1"),
+        ("operator.mul", "wrong.py:7 y * y", (), "wrong.py:7 calls operator.mul"),
+        ("torch.clamp", "/x/wrong.py:9 clamp(y, 0, 2)", ("0", "2"), "wrong.py:9 calls torch.clamp with 0 and 2"),
+        ("torch.clamp", "", ("0.3",), "Net.act calls torch.clamp with 0.3"),
+    ],
+)
+def test_the_finding_in_words(op: str, source: str, constants: tuple[str, ...], words: str) -> None:
+    stale = StaleNode(1, "y_1", NodeFacts(op, "Net.act", source), constants)
+    assert str(stale) == f"{words} where eager mode does not (y_1 of graph 1)"
 
 
 @pytest.mark.slow

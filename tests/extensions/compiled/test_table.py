@@ -27,7 +27,7 @@ def test_a_narrow_table_tells_the_stage_below():
     narrow = sweep_table([replace(INACCURATE, name="net_with_a_long_name")], width=44)
     assert "codegen" in narrow.splitlines()[2]
     narrower = " ".join(sweep_table([replace(INACCURATE, name="net_with_a_long_name")], width=30).split())
-    assert "why: codegen (proven): beyond the tolerance: loss.1;" in narrower
+    assert "why: codegen (proven): buf1 is 0.48 off; beyond the tolerance: loss.1;" in narrower
 
 
 def test_rounding_blames_no_kernel_in_the_table():

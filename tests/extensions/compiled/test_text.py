@@ -52,10 +52,10 @@ PASSES = changed(PASSES, semantic="", confidence="", advice="", evidence=RowEvid
 def test_a_wrong_kernel_is_told_with_op_module_and_line() -> None:
     assert text.WORDS.where(WRONG) == "cpp_fused_relu_0 (aten.relu.default) in Net.act, net.py:18 forward"
     assert text.WORDS.why(WRONG) == (
-        "beyond the tolerance: loss.1; buf1 is 0.48 off; 2.2e+07x the rounding bound (eager mode 0.5); "
+        "buf1 is 0.48 off; beyond the tolerance: loss.1; 2.2e+07x the rounding bound (eager mode 0.5); "
         "in float64 too: a mistake, not rounding; fixed by: aten.relu.default runs eagerly (1 of 3 compilations)"
     )
-    assert text.WORDS.why_with_stage(WRONG).startswith("codegen (proven): beyond the tolerance")
+    assert text.WORDS.why_with_stage(WRONG).startswith("codegen (proven): buf1 is 0.48 off; beyond the tolerance")
     assert text.WORDS.place(WRONG) == "codegen: cpp_fused_relu_0 (aten.relu.default) in Net.act"
 
 
