@@ -139,8 +139,9 @@ class OneLineParser(argparse.ArgumentParser):
         return ""
 
     def _about(self, unknown: str) -> str:
-        what = "flag" if unknown.startswith("-") else "argument"
-        return f"unknown {what} {unknown}{self.tip_for(unknown) or did_you_mean(unknown, self.names)}"
+        is_flag = unknown.startswith("-")
+        near = did_you_mean(unknown, self.names if is_flag else {f"--{unknown}"} & {*self.names})
+        return f"unknown {'flag' if is_flag else 'argument'} {unknown}{self.tip_for(unknown) or near}"
 
 
 def _completed(more: dict[str, Any]) -> dict[str, Any]:

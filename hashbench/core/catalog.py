@@ -783,6 +783,27 @@ _CAUSES_OF_DATA = (
 CAUSES: Mapping[str, Cause] = MappingProxyType({cause.name: cause for cause in (*_CAUSES, *_CAUSES_OF_DATA)})
 """Name → cause."""
 
+CANDIDATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        Origin.INPUT: ("input_pipeline",),
+        Origin.STATE: ("initial_state",),
+        Origin.SETTINGS: ("global_settings",),
+        Origin.RNG: ("rng",),
+        Origin.OUTSIDE: ("outside_value", "external_mutation"),
+        Origin.SEQUENCE: ("control_flow", "call_order"),
+        Origin.KERNEL: tuple(
+            cause.name
+            for cause in _CAUSES
+            if cause.in_kernel and cause.decided and not cause.batch and cause.name != "representation"
+        ),
+        Origin.RANKS: ("other_ranks",),
+        Origin.COLLECTIVE: ("arrival_order",),
+        Origin.UNWAITED: ("unwaited_read",),
+    }
+)
+"""Origin → causes that it suggests before any experiment was made, the most frequent first: a heuristic. Others are
+possible, as a race that shows as another order of calls."""
+
 # ------------------------------------------------------------------------------------------------------- experiments
 
 Place = tuple[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hashbench.core.catalog import Origin
+from hashbench.core.catalog import CANDIDATES, CAUSES, Origin
 from hashbench.core.divergence.align import align
 from hashbench.core.finding import NAMES, WIDTH, Facts, Finding, Table, as_text, few
 from hashbench.core.io import to_json
@@ -104,6 +104,18 @@ def divergence_facts(divergence: Divergence) -> Facts:
         ("second run", divergence.second),
         steered_by(divergence),
     )
+
+
+def candidate_facts(divergence: Divergence) -> Facts:
+    """Return what may have caused a divergence of which no call was repeated, and what to do about the first of these.
+
+    A heuristic: the origin alone suggests them; an experiment decides.
+    """
+    names = CANDIDATES[divergence.origin]
+    known = CAUSES[names[0]]
+    advice = f"{known.advice.format(named=known.unnamed)}." if len(names) <= NAMES else ""
+    found = few([CAUSES[name].words for name in names])
+    return (("candidates", f"{found} (no experiment was made)"), ("advice", advice))
 
 
 def steered_by(divergence: Divergence) -> tuple[str, str]:

@@ -16,8 +16,8 @@ LEFT_OUT = "left out"
 
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
-        "dynamo": "look at what dynamo traced (TORCH_LOGS=graph_code): a constant stands for what eager mode computes, or "
-        "the program asks torch.compiler.is_compiling()",
+        "dynamo": "look at what dynamo traced (TORCH_LOGS=graph_code): a constant stands for what eager mode computes, "
+        "or the program asks torch.compiler.is_compiling()",
         "aot_autograd": "declare what {op} does: mutations and aliases in its schema, strides in its fake kernel",
         "decomposition": "report the decomposition of {op}",
         "joint_graph_passes": "report the pass",

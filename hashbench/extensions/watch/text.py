@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hashbench.core.divergence.text import divergence_facts, place
+from hashbench.core.divergence.text import candidate_facts, divergence_facts, place
 from hashbench.core.finding import Finding, Table, few
 from hashbench.core.io import to_json
 from hashbench.core.text import count, percent
@@ -107,11 +107,20 @@ def finding_of(verdict: LoopVerdict) -> Finding:
         table=None if first is None else table(first),
         notes=tuple(filter(None, [*meaning, *gaps_of(verdict), *notes_of(verdict), *_rate_notes(verdict)])),
         parts=tuple(_traced_finding(traced, several=several) for traced in verdict.traced),
-        next=tuple(next_look(verdict) or _plot_of(verdict)),
+        next=tuple(next_look(verdict) or [*_data_checked(verdict), *_plot_of(verdict)]),
         equal=verdict.equal,
         differs=verdict.differs,
         data=document(verdict),
     )
+
+
+def _data_checked(verdict: LoopVerdict) -> list[str]:
+    """Return the command that looks into what made a batch, where one differs first."""
+    first = verdict.first
+    if first is None or first.differing[0].part != "batch" or _alone(first.differing[0]):
+        return []
+    words = ["hashbench", "pipeline", "check", "--config", "pipeline.py", "--output-dir", "check"]
+    return [f"{shlex.join(words)}  # hashbench docs pipeline"]
 
 
 def _plot_of(verdict: LoopVerdict) -> list[str]:
@@ -353,7 +362,8 @@ def _traced_finding(traced: TracedSteps, *, several: bool) -> Finding:
         return Finding(headline=f"{where}: {traced.problem}", differs=False)
     divergence, equal = traced.verdict.divergence, traced.verdict.equal
     if divergence is not None:
-        return Finding(headline=f"{where}: {place(divergence)}", facts=divergence_facts(divergence))
+        facts = (*divergence_facts(divergence), *candidate_facts(divergence))
+        return Finding(headline=f"{where}: {place(divergence)}", facts=facts)
     words = "equal" if equal else "no divergence reaches a result"
     benign = (("benign", few(traced.verdict.benign)),)
     return Finding(headline=f"{where}: {words}", facts=benign, equal=equal, differs=not equal)

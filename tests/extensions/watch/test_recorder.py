@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import json
 import pickle
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,15 @@ SHAPES = {
     "accumulation and clipping": Plan(accumulate=3, clip=True),
     "bfloat16": Plan(amp=True),
 }
+
+
+def test_the_page_shows_the_whole_signature() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^hashbench\.watch\(\n.*?^\)$", page, re.MULTILINE | re.DOTALL)
+    lines = [line.partition("#")[0].strip().rstrip(",") for line in shown.splitlines()[1:-1]]
+    parameters = inspect.signature(hashbench.watch).parameters.values()
+    have = [each.name if each.default is each.empty else f"{each.name}={each.default!r}" for each in parameters]
+    assert [line for line in lines if line != "*"] == have
 
 
 def judged(tmp_path: Path, plan: Plan, other: Plan, **watched: Any) -> LoopVerdict:

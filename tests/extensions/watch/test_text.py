@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from hashbench.extensions.watch.text import next_look
+from hashbench.core.divergence import find
+from hashbench.extensions.watch.text import finding_of, next_look
 from hashbench.extensions.watch.traced import TracedSteps
+from tests.core.divergence.runs import Run
 from tests.extensions.watch.test_compare import recording
 from tests.extensions.watch.watch_texts import LOOPS, RACE, verdict
 
@@ -49,3 +51,27 @@ def test_a_look_is_not_proposed_twice(traced: tuple[int, int] | None, command: s
     commands = next_look(replace(RACE, traced=looked))
     assert bool(commands) == bool(command)
     assert command in "".join(commands)
+
+
+@pytest.mark.parametrize(
+    ("loop", "proposed"),
+    [("another batch", True), ("a batch that one run lacks", False), ("another learning rate", False)],
+)
+def test_a_check_of_the_data_is_proposed_where_a_batch_differs_first(loop: str, proposed: bool) -> None:
+    commands = finding_of(LOOPS[loop]).next
+    assert any(command.startswith("hashbench pipeline check ") for command in commands) == proposed
+
+
+@pytest.mark.parametrize(
+    ("lines", "candidates", "advice"),
+    [
+        ("a = put input/0 => a|A", "accumulation order, write race and ", False),
+        ("n = randperm rng=g|G -> n|N\na = mul n => a|A", "rng (no experiment was made)", True),
+    ],
+)
+def test_a_traced_kernel_has_candidates_and_advice(lines: str, candidates: str, advice: bool) -> None:
+    found = find(Run(lines).trace(), Run(lines, second=True).trace())
+    (part,) = finding_of(replace(RACE, traced=(TracedSteps(0, 10, 10, found),))).parts
+    facts = dict(part.facts)
+    assert facts["candidates"].startswith(candidates)
+    assert bool(facts.get("advice")) == advice
