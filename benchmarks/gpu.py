@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--device", metavar="D", help="cuda, xpu, … (default: the accelerator that is here)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each workload (default 20)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="which tables (default: all)")
+    parser.add_argument("--workloads", nargs="+", metavar="W", help="measure steps of these workloads (default: all)")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="which (default: all)")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and tables there as well")
     parsed = parser.parse_args()
@@ -54,20 +56,21 @@ def main() -> int:
     found = machine() | accelerator(device)
     print("\n".join(f"{name}: {value}" for name, value in found.items()))
     tables = []
-    for table in measure(device, small=parsed.small, seconds=parsed.seconds, only=parsed.only):
+    steps = StepsAsked(small=parsed.small, seconds=parsed.seconds, workloads=parsed.workloads, arms=parsed.arms)
+    for table in measure(device, steps, only=parsed.only):
         print("\n" + table.text(), flush=True)
         tables.append(table)
+        if parsed.json is not None:  # after each: the next one may not end
+            document = {"machine": found, "tables": [dataclasses.asdict(table) for table in tables]}
+            parsed.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print("\n" + summary(tables, small=parsed.small))
-    if parsed.json is not None:
-        document = {"machine": found, "tables": [dataclasses.asdict(table) for table in tables]}
-        parsed.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
 def _nothing(wanted: str) -> str:
     return (
-        f"bench-gpu: there is no {wanted} here, so nothing was measured. Run it where `hashbench env -d cuda` works; "
-        "`python -m benchmarks.gpu --device cpu --small` shows that the benchmark itself does."
+        f"benchmarks.gpu: there is no {wanted} here, so nothing was measured. Run it where `hashbench env -d cuda` "
+        "works; `python -m benchmarks.gpu --device cpu --small` shows that the benchmark itself does."
     )
 
 
@@ -98,22 +101,49 @@ def accelerator(device: torch.device) -> dict[str, str]:
     }
 
 
-def measure(device: torch.device, *, small: bool, seconds: float, only: Sequence[str] = PARTS) -> Iterator[Table]:
+@dataclass(frozen=True, slots=True)
+class StepsAsked:
+    """What to measure of training steps.
+
+    Attributes:
+        small: tiny sizes, also of the other tables.
+        seconds: measure each workload for about so long, at least five repetitions; one where it is small.
+        workloads: names; ``None``: all.
+        arms: names of :data:`ARMS`; ``no mode``, which all are compared with, is always among them.
+    """
+
+    small: bool
+    seconds: float
+    workloads: Sequence[str] | None
+    arms: Sequence[str]
+
+    def makes(self) -> dict[str, gpu_workloads.Make]:
+        """The workloads by name."""
+        known = gpu_workloads.workloads(small=self.small)
+        unknown = [name for name in self.workloads or () if name not in known]
+        if unknown:
+            sys.exit(
+                f"benchmarks.gpu: no workload {unknown[0]!r}: nothing was measured. There are: {'; '.join(known)}."
+            )
+        return {name: known[name] for name in self.workloads or known}
+
+
+def measure(device: torch.device, asked: StepsAsked, *, only: Sequence[str] = PARTS) -> Iterator[Table]:
     """The tables, one after the other.
 
     Args:
         device: where.
-        small: tiny sizes.
-        seconds: measure each workload for about so long, at least five repetitions; one where it is small.
+        asked: sizes, and which steps.
         only: which of :data:`PARTS`.
     """
+    makes = asked.makes()
     torch.manual_seed(0)
     if "digests" in only:
-        yield _bandwidth(device, small=small)
+        yield _bandwidth(device, small=asked.small)
     if "memory" in only:
-        yield _memory(device, records=RECORDS // 50 if small else RECORDS)
+        yield _memory(device, records=RECORDS // 50 if asked.small else RECORDS)
     if "steps" in only:
-        yield from _overhead(device, small=small, seconds=seconds)
+        yield from _overhead(device, asked, makes)
 
 
 def summary(tables: Sequence[Table], *, small: bool) -> str:
@@ -291,18 +321,20 @@ ARMS: Mapping[str, Arm] = {
 }
 
 
-def _overhead(device: torch.device, *, small: bool, seconds: float) -> Iterator[Table]:
+def _overhead(device: torch.device, asked: StepsAsked, makes: Mapping[str, gpu_workloads.Make]) -> Iterator[Table]:
     measured: dict[str, dict[str, list[float]]] = {}
     notes = [
         "Wall time from one synchronization to the next; medians of ratios within one repetition, in which every arm "
         "runs once in random order."
     ]
-    for name, make in gpu_workloads.workloads(small=small).items():
+    wanted = {name: arm for name, arm in ARMS.items() if name == "no mode" or name in asked.arms}
+    for name, make in makes.items():
         try:
             step = make(device)
-            arms, left_out = _arms_that_fit(step, device)
-            least = {"warm_ups": 0, "fewest": 1} if small else {}
-            measured[name] = interleaved(step, seconds=seconds, arms=arms, timed=_synchronized(device), **least)
+            arms, left_out = _arms_that_fit(step, device, wanted)
+            least = {"warm_ups": 0, "fewest": 1} if asked.small else {}
+            timed = _synchronized(device)
+            measured[name] = interleaved(step, seconds=asked.seconds, arms=arms, timed=timed, **least)
         except torch.OutOfMemoryError:
             notes.append(f"{name}: left out, the device has too little memory for it.")
             continue
@@ -314,10 +346,12 @@ def _overhead(device: torch.device, *, small: bool, seconds: float) -> Iterator[
     yield _goals(measured)
 
 
-def _arms_that_fit(step: TrainingStep, device: torch.device) -> tuple[dict[str, Arm], list[str]]:
+def _arms_that_fit(
+    step: TrainingStep, device: torch.device, wanted: Mapping[str, Arm]
+) -> tuple[dict[str, Arm], list[str]]:
     """The arms that do not run out of memory, and the others. The step without a mode must fit."""
     fitting: dict[str, Arm] = {}
-    for name, arm in ARMS.items():
+    for name, arm in wanted.items():
         try:
             _synchronized(device)(arm, step)
         except torch.OutOfMemoryError:
@@ -326,7 +360,7 @@ def _arms_that_fit(step: TrainingStep, device: torch.device) -> tuple[dict[str, 
             _empty_cache(device)
         else:
             fitting[name] = arm
-    return fitting, [name for name in ARMS if name not in fitting]
+    return fitting, [name for name in wanted if name not in fitting]
 
 
 def _synchronized(device: torch.device) -> Callable[[Arm, TrainingStep], float]:

@@ -45,7 +45,7 @@ def test_help_lists_the_targets(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
     assert listed[:16] == [
-        *("help", "setup", "sweep", "compare", "nightly", "audit", "report", "bench", "bench-gpu"),
+        *("help", "setup", "sweep", "compare", "nightly", "audit", "report", "bench", "gpu"),
         *("test", "quick", "exhaustive", "test-machines", "test-versions", "check", "clean"),
     ]
 

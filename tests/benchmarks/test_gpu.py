@@ -1,4 +1,4 @@
-"""``make bench-gpu``: its whole code runs on the CPU in small sizes, and without an accelerator it says what to do."""
+"""``python -m benchmarks.gpu``: its whole code runs on the CPU in small sizes; without an accelerator it says so."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_without_the_device_it_is_one_line_and_exit_2(arguments: tuple[str, ...]
     done = bench(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"bench-gpu: there is no {arguments[1] if arguments else 'accelerator'} here, so nothing was measured. "
+        f"benchmarks.gpu: there is no {arguments[1] if arguments else 'accelerator'} here, so nothing was measured. "
         "Run it where `hashbench env -d cuda` works; "
         "`python -m benchmarks.gpu --device cpu --small` shows that the benchmark itself does.\n"
     )
