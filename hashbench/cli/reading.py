@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,8 @@ def add(commands: Commands) -> None:
     )
     compare.add_argument("new", type=Path, metavar="NEW", help="Report what changed in NEW, a result of the same kind.")
     flags.output_format(compare, "text", "markdown", "json", "csv")
+    text = "Print the verdict as a JSON document, as --format json does."
+    compare.add_argument("--json", dest="format", action="store_const", const="json", help=text)
     compare.set_defaults(command=_compare)
 
     replaying.add(commands)
@@ -132,7 +135,9 @@ def _text_of(path: Path) -> str:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
+    from hashbench.core.finding import as_text
     from hashbench.core.report import compare, text
+    from hashbench.core.report.sentence import clauses_between
     from hashbench.core.results import load
     from hashbench.tools.audit import audit_table
 
@@ -146,14 +151,23 @@ def _compare(parsed: argparse.Namespace) -> int:
             tip="Compare two audits of the same kind, or two sweeps.",
         )
     if base is None:
-        comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
+        before, after = load.load_sweep(parsed.base), load.load_sweep(parsed.new)
+        comparison = compare.compare(before, after)
         compare.require_overlap(comparison)
         pairs = [(change.base, change.new) for change in comparison.changes]
         files = {side: load.csv_files(getattr(parsed, side)) for side in ("base", "new")}
         about = extensions.remarks_on(pairs, **files)
         comparison = dataclasses.replace(comparison, remarks=(*comparison.remarks, *about))
-        written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse
+        pairs = [(change.base, change.new) for change in comparison.changes if change.outcome.worse]
+        kernels = extensions.kernels_of(pairs, **files)
+        clauses = clauses_between(comparison, base=before, new=after, kernels=kernels)
+        if parsed.format == "text" and flags.look_of(sys.stdout).width is not None:
+            written = as_text(text.finding_of(comparison, clauses), width=flags.terminal_width())
+        elif parsed.format == "csv":
+            written = text.as_csv(comparison)
+        else:
+            written = getattr(text, f"as_{parsed.format}")(comparison, clauses)
     else:
         from hashbench.tools.audit import report as audits
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hashbench.core.finding import Finding
     from hashbench.core.records import Facts, ModelSpec, Row, RunOptions
     from hashbench.core.report.audits import AuditKind
+    from hashbench.core.report.reasons import KernelSigns
     from hashbench.core.run.outcome import Outcome, Run
     from hashbench.core.run.workload import Workload
     from hashbench.core.sweep.executors import Executor
@@ -194,6 +195,17 @@ class Remarks(Protocol):
     def __call__(self, pairs: Iterable[RowPair], *, base: Sequence[Path], new: Sequence[Path]) -> Iterator[str]: ...
 
 
+class ComparesKernels(Protocol):
+    """Returns what an extension recorded of the kernels of the same models in two sweeps, by the key of the row.
+
+    Arguments as of :class:`Remarks`. A model of which neither sweep has anything is left out.
+    """
+
+    def __call__(
+        self, pairs: Iterable[RowPair], *, base: Sequence[Path], new: Sequence[Path]
+    ) -> Mapping[tuple[str, ...], KernelSigns]: ...
+
+
 class DiffsFiles(Protocol):
     """Compares two files of a kind of its own for ``hashbench diff``; a module can be one."""
 
@@ -243,6 +255,7 @@ class Extension:
         owns_file: target of an :class:`OwnsFile`.
         audit: target of an :class:`~hashbench.core.report.audits.AuditKind`, what an audit of ops may measure.
         remarks: target of :class:`Remarks`.
+        kernels: target of :class:`ComparesKernels`.
         diffs: module that is a :class:`DiffsFiles`.
         commands: module whose ``add`` adds subcommands to the command line.
         run_flags: target of a function that adds flags on how each model of a sweep runs.
@@ -267,6 +280,7 @@ class Extension:
     owns_file: str = ""
     audit: str = ""
     remarks: str = ""
+    kernels: str = ""
     diffs: str = ""
     commands: str = ""
     run_flags: str = ""
@@ -372,6 +386,17 @@ def remarks_on(pairs: Sequence[RowPair], *, base: Sequence[Path], new: Sequence[
     for each in extensions():
         if each.remarks:
             yield from resolve_name(each.remarks)(pairs, base=base, new=new)
+
+
+def kernels_of(
+    pairs: Sequence[RowPair], *, base: Sequence[Path], new: Sequence[Path]
+) -> dict[tuple[str, ...], KernelSigns]:
+    """Return what extensions recorded of the kernels of the same models in two sweeps; see :class:`ComparesKernels`."""
+    found: dict[tuple[str, ...], KernelSigns] = {}
+    for each in extensions():
+        if each.kernels and pairs:
+            found |= resolve_name(each.kernels)(pairs, base=base, new=new)
+    return found
 
 
 def kinds_of_diffs() -> Iterator[DiffsFiles]:

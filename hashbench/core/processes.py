@@ -651,6 +651,15 @@ def describe_end(exit_code: int) -> str:
     return f"ended with exit code {exit_code} and no result"
 
 
+def was_killed(text: str) -> bool:
+    """Return True if a text begins with what :func:`describe_end` says of a process that something outside killed.
+
+    >>> was_killed(describe_end(-signal.SIGKILL)), was_killed(describe_end(-signal.SIGSEGV))
+    (True, False)
+    """
+    return any(text.startswith(describe_end(-number)) for number in (signal.SIGKILL, signal.SIGTERM))
+
+
 def last_words(log: Path, *, lines: int = 4, most: int = 65536) -> list[str]:
     """Return the last lines that a dead worker printed, or the first of Python's fatal error."""
     try:

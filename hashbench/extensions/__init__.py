@@ -52,6 +52,7 @@ _DECLARED: tuple[Extension, ...] = (
         sweep_flags="hashbench.extensions.fingerprint.cli:add_flags",
         commands="hashbench.extensions.fingerprint.cli",
         remarks="hashbench.extensions.fingerprint.kernels:kernel_remarks",
+        kernels="hashbench.extensions.fingerprint.kernels:kernel_signs",
         asked_of_sweep=lambda request: request.fingerprints,
         after_sweep="hashbench.extensions.fingerprint.after_sweep:record_missing",
         forget="hashbench.extensions.fingerprint.after_sweep:remove",

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 from tabulate import tabulate
 
 from hashbench.core.extensions import written
+from hashbench.core.finding import Finding
+from hashbench.core.finding import as_json as finding_json
 from hashbench.core.records import ROW_KEY, Row, value_of
 from hashbench.core.report.compare import Became, Comparison, ModelChange, new_in_words
+from hashbench.core.report.sentence import (
+    Clause,
+    changes_in_words,
+    data_of,
+    facts_of,
+    next_of,
+    notes_of,
+    sentence,
+)
 from hashbench.core.results.rows import ROWS, csv_text
 from hashbench.core.text import count, one_line, shorten
 
@@ -37,18 +48,36 @@ ENVIRONMENT_HEADERS = ("environment", "base", "new")
 CHANGE_HEADERS = ("outcome", "model", "mode", "base", "new", "note")
 
 
-def as_text(comparison: Comparison[Row]) -> str:
-    """Return the comparison for a terminal: changes of the environment, changes of models with the worst first, and a
-    line of counts."""
+def as_text(comparison: Comparison[Row], clauses: Sequence[Clause] = ()) -> str:
+    """Return the comparison as plain text of any width: the verdict with its ``clauses``, changes of models with the
+    worst first, changes of the environment, and a line of counts."""
     title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
-    return "\n\n".join([title, *_sections(comparison, style="simple", cell=one_line, bold=str)]) + "\n"
+    return "\n\n".join([title, *_sections(comparison, clauses, style="simple", cell=one_line, bold=str)]) + "\n"
 
 
-def as_markdown(comparison: Comparison[Row]) -> str:
+def as_markdown(comparison: Comparison[Row], clauses: Sequence[Clause] = ()) -> str:
     """Return the same as GitHub's Markdown; texts from models (names, errors) are escaped."""
     title = f"## hashbench compare: {escape_markdown(comparison.base)} → {escape_markdown(comparison.new)}"
-    sections = _sections(comparison, style="pipe", cell=escape_markdown, bold="**{}**".format)
+    sections = _sections(comparison, clauses, style="pipe", cell=escape_markdown, bold="**{}**".format)
     return "\n\n".join([title, *sections]) + "\n"
+
+
+def finding_of(comparison: Comparison[Row], clauses: Sequence[Clause] = ()) -> Finding:
+    """Return the comparison for a terminal: the verdict, the models that got worse, and what to run next."""
+    return Finding(
+        headline=one_line(headline(comparison, clauses)),
+        facts=(
+            *facts_of(clauses),
+            ("compared", f"{one_line(comparison.base)} -> {one_line(comparison.new)}"),
+            ("environment", one_line(changes_in_words(comparison.environment))),
+            ("in all", totals(comparison)),
+        ),
+        notes=(*notes_of(clauses), *map(one_line, comparison.remarks)),
+        next=next_of(clauses),
+        equal=not comparison.got_worse,
+        differs=comparison.got_worse,
+        data=_content(comparison, clauses),
+    )
 
 
 def escape_markdown(text: str) -> str:
@@ -61,37 +90,46 @@ def escape_markdown(text: str) -> str:
 Cell = Callable[[str], str]
 
 
-def _sections(comparison: Comparison[Row], *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
+def _sections(
+    comparison: Comparison[Row], clauses: Sequence[Clause], *, style: str, cell: Cell, bold: Cell
+) -> Iterator[str]:
     listed, collapsed = _split(comparison.changes)
+    yield bold(cell(headline(comparison, clauses)))
+    if listed:
+        yield _table(CHANGE_HEADERS, [[*map(cell, _change_cells(change))] for change in listed], style)
+    if collapsed:
+        yield "\n".join(f"- {cell(line)}" for line in collapsed)
     if comparison.environment:
         lines = [
             [cell(shorten(text, 50)) for text in (change.key, change.base, change.new)]
             for change in comparison.environment
         ]
         yield _table(ENVIRONMENT_HEADERS, lines, style)
-    if comparison.remarks:
-        yield "\n".join(f"- {cell(remark)}" for remark in comparison.remarks)
-    if listed:
-        yield _table(CHANGE_HEADERS, [[*map(cell, _change_cells(change))] for change in listed], style)
-    if collapsed:
-        yield "\n".join(f"- {cell(line)}" for line in collapsed)
-    yield bold(summary(comparison))
+    if remarks := (*notes_of(clauses), *comparison.remarks):
+        yield "\n".join(f"- {cell(remark)}" for remark in remarks)
+    yield f"In all: {totals(comparison)}"
+    if commands := next_of(clauses):
+        yield "\n".join(f"Next: {cell(command)}" for command in commands)
 
 
-def summary(comparison: Comparison[Row]) -> str:
-    """Return one line: whether anything got worse, the number of rows with each outcome, the worst first, and the
-    number without a partner."""
-    counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
-    base, new = comparison.unpaired
-    verdict = _verdict(comparison)
-    if not base and not new:
-        return f"{verdict}: {counts or 'no models'}"
-    if not comparison.got_worse:
-        verdict += f" in the {count(comparison.compared, 'row')} that both have"
-    unmatched = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
+def headline(comparison: Comparison[Row], clauses: Sequence[Clause] = ()) -> str:
+    """Return the verdict in one sentence: rows in trouble that are new, then which models got worse and why."""
     found = new_in_words(comparison.changes)
-    verdict = f"{found}; {verdict[:1].lower()}{verdict[1:]}" if found else verdict
-    return f"{verdict}: {counts}; without a partner: {unmatched}"
+    said = sentence(clauses, new=found)
+    if clauses:
+        return said
+    verdict = _verdict(comparison)
+    if comparison.unpaired != (0, 0) and not comparison.got_worse:
+        verdict += f" in the {count(comparison.compared, 'row')} that both have"
+    return f"{found}; {verdict[:1].lower()}{verdict[1:]}" if found else verdict
+
+
+def totals(comparison: Comparison[Row]) -> str:
+    """Return one line: the number of rows with each outcome, the worst first, and the number without a partner."""
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items()) or "no models"
+    base, new = comparison.unpaired
+    unmatched = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
+    return f"{counts}; without a partner: {unmatched}" if unmatched else counts
 
 
 def _verdict(comparison: Comparison[Row]) -> str:
@@ -150,19 +188,23 @@ def _shared(change: ModelChange) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- for other programs
 
 
-def as_json(comparison: Comparison[Row]) -> str:
+def as_json(comparison: Comparison[Row], clauses: Sequence[Clause] = ()) -> str:
     """Return one JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
-    content = {
+    return finding_json(finding_of(comparison, clauses)) + "\n"
+
+
+def _content(comparison: Comparison[Row], clauses: Sequence[Clause]) -> dict[str, Any]:
+    return {
         "base": comparison.base,
         "new": comparison.new,
         "worse": comparison.got_worse,
+        "classes": data_of(clauses),
         "compared": comparison.compared,
         "without_partner": dict(zip(("base", "new"), comparison.unpaired, strict=True)),
         "counts": {str(outcome): number for outcome, number in comparison.counts.items()},
         "environment": [
             {"key": change.key, "base": change.base, "new": change.new} for change in comparison.environment
         ],
-        "remarks": list(comparison.remarks),
         "changes": [
             {
                 **dict(zip(ROW_KEY, change.key, strict=True)),
@@ -175,7 +217,6 @@ def as_json(comparison: Comparison[Row]) -> str:
             for change in comparison.changes
         ],
     }
-    return json.dumps(content, indent=2) + "\n"
 
 
 def _filled(row: Row | None) -> dict[str, object] | None:

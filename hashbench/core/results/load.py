@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from hashbench.core.results.folder import (
     schema_difference,
     with_evidence,
 )
-from hashbench.core.results.rows import ROWS, CsvTable, environments_of, read_table, rows_of
+from hashbench.core.results.rows import ROWS, CsvTable, environments_of, read_table, row_key, rows_of
 from hashbench.core.text import one_line
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
@@ -31,12 +31,14 @@ Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
 @dataclass(frozen=True)
 class Requested:
     """What one sweep was asked to run: ``models`` as ``(suite, name)``, in ``mode``, on ``device``, as ``dtype``
-    (empty: as each model was built)."""
+    (empty: as each model was built). ``digests`` of the files of suites, by suite; none where ``sweep.json`` has none,
+    as for the suite of a package."""
 
     models: frozenset[tuple[str, str]]
     mode: str
     device: str
     dtype: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @functools.cached_property
     def suites(self) -> frozenset[str]:
@@ -60,7 +62,8 @@ class Requested:
 class Sweep:
     """What a comparison reads. ``label`` is the path as the user gave it; ``environments`` maps the ``env`` of a row
     to the environment of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for.
-    ``parts`` are the ``(suite, mode)`` that a night, or one sweep, was asked for (``None``: nothing says)."""
+    ``parts`` are the ``(suite, mode)`` that a night, or one sweep, was asked for (``None``: nothing says).
+    ``folders`` maps the key of a row to the folder of its sweep."""
 
     label: str
     rows: tuple[Row, ...]
@@ -68,6 +71,12 @@ class Sweep:
     kind: Kind
     selections: tuple[Requested, ...] = ()
     parts: frozenset[tuple[str, str]] | None = None
+    folders: Mapping[tuple[str, ...], Path] = field(default_factory=dict)
+
+    def digest_of(self, row: Row) -> str:
+        """Return the digest of the files of a row's suite; empty where that is not known."""
+        asked = (selection for selection in self.selections if selection.covers(row))
+        return next((found for selection in asked if (found := selection.digests.get(row.suite, ""))), "")
 
 
 def load_sweep(path: Path | str) -> Sweep:
@@ -87,7 +96,8 @@ def load_files(files: Iterable[Path], *, path: Path, damaged_night: bool = False
     asked for. Raises as :func:`load_sweep`."""
     parts = [(load_file(file), file.parent) for file in files]
     whole = [replace(part, rows=tuple(with_evidence(row, folder) for row in part.rows)) for part, folder in parts]
-    return joined(whole, path=path, damaged_night=damaged_night)
+    folders = {row_key(row): folder for part, folder in parts for row in part.rows}
+    return replace(joined(whole, path=path, damaged_night=damaged_night), folders=folders)
 
 
 def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:
@@ -199,7 +209,8 @@ def _selections_beside(file: Path) -> tuple[Requested, ...]:
     try:
         content = checked_manifest(content)
         options, models = content["options"], frozenset((suite, name) for suite, name in content["models"])
-        return (Requested(models, mode=options["mode"], device=options["device"], dtype=options["dtype"]),)
+        how = {"mode": options["mode"], "device": options["device"], "dtype": options["dtype"]}
+        return (Requested(models, **how, digests=content.get("digests", {})),)
     except (KeyError, ValueError) as error:
         raise HashbenchError(
             f"cannot read {path}",

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hashbench.core.report.reasons import KernelSigns
 from hashbench.core.text import count, join_limited
-from hashbench.extensions.fingerprint.document import Kernel, ModelFingerprint
+from hashbench.extensions.fingerprint.document import VARIES, Fingerprints, Kernel, ModelFingerprint
 from hashbench.extensions.fingerprint.text import environment_changes, family
 
 _SHOWN = 4
@@ -23,16 +24,21 @@ class Changes:
     """Comparison of two recordings of a model.
 
     Attributes:
-        same: number of signatures with equal inputs and outputs.
+        equal: kernels with equal inputs and outputs.
         changed: kernels with equal inputs and different outputs.
         other_inputs: number of signatures in both with different inputs.
         alone: number of signatures in only one of them.
     """
 
-    same: int
+    equal: tuple[Kernel, ...]
     changed: tuple[Kernel, ...]
     other_inputs: int = 0
     alone: int = 0
+
+    @property
+    def same(self) -> int:
+        """Number of kernels with equal inputs and outputs."""
+        return len(self.equal)
 
     @property
     def compared(self) -> int:
@@ -44,18 +50,35 @@ def changes_between(base: ModelFingerprint, new: ModelFingerprint) -> Changes:
     """Compare the kernels of two recordings of a model."""
     before = {kernel.signature(): kernel for kernel in base.kernels}
     after = {kernel.signature(): kernel for kernel in new.kernels}
-    same = other_inputs = 0
-    changed = []
-    for key in before.keys() & after.keys():
-        if base.inputs_of(before[key]) != new.inputs_of(after[key]):
+    other_inputs = 0
+    equal, changed = [], []
+    for key, kernel in before.items():
+        if key not in after:
+            continue
+        if base.inputs_of(kernel) != new.inputs_of(after[key]):
             other_inputs += 1
-        elif before[key].outputs == after[key].outputs:
-            same += 1
+        elif kernel.outputs == after[key].outputs:
+            equal.append(kernel)
         else:
-            changed.append(before[key])
-    order = {kernel.signature(): place for place, kernel in enumerate(base.kernels)}
-    changed.sort(key=lambda kernel: order[kernel.signature()])
-    return Changes(same, tuple(changed), other_inputs, alone=len(before.keys() ^ after.keys()))
+            changed.append(kernel)
+    return Changes(tuple(equal), tuple(changed), other_inputs, alone=len(before.keys() ^ after.keys()))
+
+
+def signs_between(base: Fingerprints, new: Fingerprints) -> KernelSigns:
+    """Return what two recordings of one model say of its kernels, by op.
+
+    An op varies if it was recorded wherever it was called, and gives other results now when it is repeated.
+    """
+    before, after = base.models[0], new.models[0]
+    changes = changes_between(before, after)
+    recorded = {kernel.op for kernel in before.kernels} - before.left_out.get(VARIES, {}).keys()
+    changed, varies = {kernel.op for kernel in changes.changed}, recorded & after.left_out.get(VARIES, {}).keys()
+    return KernelSigns(
+        changed=frozenset(changed),
+        varies=frozenset(varies),
+        same=frozenset({kernel.op for kernel in changes.equal} - changed - varies),
+        environment=", ".join(environment_changes(base.environment, new.environment)),
+    )
 
 
 def changes_text(changes: Changes, *, base: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -21,9 +21,9 @@ from hashbench.core.io import from_json, to_json
 from hashbench.core.processes import exit_at_once
 from hashbench.extensions.fingerprint.calls import call_of
 from hashbench.extensions.fingerprint.distance import Distance, distance
-from hashbench.extensions.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, read, tensor_word
+from hashbench.extensions.fingerprint.document import VARIES, Fingerprints, Kernel, ModelFingerprint, read, tensor_word
 from hashbench.extensions.fingerprint.library import Listener, listener
-from hashbench.extensions.fingerprint.measure import VARIES, CallFingerprint, NotRepeatableError, isolation, result_of
+from hashbench.extensions.fingerprint.measure import CallFingerprint, NotRepeatableError, isolation, result_of
 from hashbench.extensions.fingerprint.values import Arena
 from hashbench.extensions.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, VerifyRequest
 

@@ -33,6 +33,9 @@ MOST_BYTES = 2**27
 MOST_IN_A_LINE = 2**24
 """Limit on one line: an optimizer's call may have the tensors of all parameters several times."""
 
+VARIES = "gives other results when it is repeated"
+"""Why a kernel has no fingerprint whose outputs are not those of its first run."""
+
 _LARGEST = 2**48
 _FILE = Sealed(FINGERPRINT_SCHEMA, "fingerprints", tip="Record it again with `hashbench fingerprint record`.")
 

@@ -32,7 +32,7 @@ from hashbench.core.trace.digest import (
     without_repetition,
 )
 from hashbench.extensions.fingerprint.calls import KernelCollector, call_of
-from hashbench.extensions.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord
+from hashbench.extensions.fingerprint.document import VARIES, Fingerprints, Kernel, ModelFingerprint, TensorWord
 from hashbench.extensions.fingerprint.library import Listener, listener
 from hashbench.extensions.fingerprint.values import Arena, bits_of, scrambled
 
@@ -51,7 +51,6 @@ SAMPLES, FEWER_SAMPLES = 8, 2
 MOST_OUTPUTS = 3
 """Outputs with a digest of their own; further ones (of an optimizer over all parameters) share one digest."""
 
-VARIES = "gives other results when it is repeated"
 RANDOM = "draws random numbers"
 _RAISES = "raises on synthetic inputs"
 _LONGEST_REASON = 100

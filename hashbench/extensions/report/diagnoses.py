@@ -11,9 +11,8 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hashbench.core.catalog import EXPERIMENTS, Kind, Origin, Role, kind_of
 from hashbench.core.diagnose.causes.evidence import base_of, effect
@@ -22,7 +21,6 @@ from hashbench.core.divergence.align import align
 from hashbench.core.errors import HashbenchError
 from hashbench.core.extensions import words_for
 from hashbench.core.records import (
-    DTYPES,
     Evidence,
     ExperimentResult,
     OpRecord,
@@ -30,9 +28,9 @@ from hashbench.core.records import (
     Row,
     TensorDigest,
     Trace,
-    flags_of_mode,
     value_of,
 )
+from hashbench.core.report.again import sweep_again
 from hashbench.core.results.folder import file_key, traceback_of
 from hashbench.core.text import is_replayable
 from hashbench.core.trace import file as tracefile
@@ -143,54 +141,6 @@ def model_views(
         )
         for index, model, trouble in models_in_trouble(history)[:DETAILS]
     )
-
-
-_OF_THE_RUN = (
-    *(
-        "--batch-size",
-        "--iterations",
-        "--runs",
-        "--threads",
-        "--seed",
-        "--deterministic",
-        "--cotangent",
-        "--compilations",
-    ),
-)
-"""Flags of a sweep that change what a model computes, each with one value."""
-
-
-def sweep_again(
-    row: Row, environments: Mapping[str, Mapping[str, Any]], *, names: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Return the words of the ``hashbench sweep`` that runs the model of ``row`` again, into ``again/NAME``.
-
-    Suite (a zoo file by its path), ``--tiny`` and :data:`_OF_THE_RUN` are taken from the command line in the row's
-    environment, the rest from the row. The environment may come from elsewhere: no other word of it is taken.
-
-    Args:
-        row: a row of the sweep.
-        environments: environments of machines by key, as in
-            :attr:`~hashbench.extensions.report.history.Night.environments`.
-        names: the models to run; empty: that of ``row`` alone.
-
-    Returns:
-        The words; none if the row has no suite or no mode.
-    """
-    if not row.suite or not row.mode:
-        return ()
-    found = environments.get(row.env, {}).get("command_line")
-    known = [word for word in found if isinstance(word, str)] if isinstance(found, list) else []
-    suite = next((word for word in known if word.endswith(".py") and Path(word).stem == row.suite), row.suite)
-    words = ["hashbench", "sweep", "--suite", suite, *flags_of_mode(row.mode)]
-    words += ["--tiny"] * ("--tiny" in known)
-    words += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
-    words += ["-d", row.dev] * (row.dev != "cpu")
-    words += ["--backend", row.backend] * bool(row.backend)
-    for flag, value in pairwise(known):
-        known_flag = flag in _OF_THE_RUN and (row.backend or flag != "--compilations")
-        words += [flag, value] * bool(known_flag and not value.startswith("-"))
-    return (*words, "--only", *(names or (row.name,)), "--output", f"again/{row.name}")
 
 
 def read_tracebacks(history: History, *, limit: int = TRACEBACKS) -> dict[tuple[str, ...], str]:

@@ -20,6 +20,7 @@ from hashbench.core.extensions import blamed, facts_of, mechanism, rate_of, reme
 from hashbench.core.finding import page as pages
 from hashbench.core.finding.page import bundled, policy_for
 from hashbench.core.records import Row, is_link, value_of
+from hashbench.core.report.again import sweep_again
 from hashbench.core.report.compare import VERBS, merged, named
 from hashbench.core.results.rows import ROWS
 from hashbench.core.text import (
@@ -45,7 +46,7 @@ from hashbench.extensions.report.charts import (
     sparkline,
     totals_of,
 )
-from hashbench.extensions.report.diagnoses import Excerpt, anchor_of, model_views, sweep_again
+from hashbench.extensions.report.diagnoses import Excerpt, anchor_of, model_views
 from hashbench.extensions.report.expectations import ExpectationStatus, JudgedNight, counted, rows_of_models
 from hashbench.extensions.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.extensions.report.history import Night
