@@ -38,16 +38,17 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "core.trace",
         "api arguments build callbacks calls collectives compiled compiled_records digest generated groups mode "
         "module_paths native native.decode native.forwarded native.kernels native.nodes native.ops native.threads "
-        "native.tracer nodes op_schema placements raw reads registered segments settings steps storage_writers threads",
+        "native.tracer nodes op_schema placements raw reads registered segments settings stepped steps storage_writers "
+        "threads",
     ),
     ("core.divergence", ""),
-    ("core.run", "distance leaves outcome outputs rng settings workload"),
+    ("core.run", "distance leaves outcome outputs recorder rng settings workload"),
     ("core.results", ""),
     ("core.diagnose.causes", ""),
     ("core.diagnose.calls", "call capture live ops"),
     ("core.diagnose.replay", "*"),
     ("core.diagnose.repro", "*"),
-    ("core.diagnose", "driver pairs"),
+    ("core.diagnose", "driver named_call pairs"),
     ("core.suites", "huggingface torchvision"),
     ("core.check", "builds function model pair row subject"),
     ("core.sweep", ""),
@@ -66,11 +67,15 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "batch_items call_pair check driver experiments function invariance_cause item_call locate neighbours ops.axis "
         "ops.kernel ops.measure repro rows variants",
     ),
-    ("extensions.ranks", "capture check contributions diagnosis function record runs stepped"),
+    ("extensions.ranks", "capture check contributions diagnosis function record runs"),
     ("extensions.ray", ""),
     ("extensions.stress", "perturbed stage"),
     ("extensions.report", ""),
-    ("extensions.watch", "calls lines optimizers parts recorder samples schedulers steps tensors tracing"),
+    (
+        "extensions.watch",
+        "calls lines optimizers parts program.capture program.observer recorder samples schedulers steps tensors "
+        "tracing",
+    ),
     (
         "tools",
         "audit.cases audit.rows bitwise bitwise.findings bitwise.mode "
@@ -80,6 +85,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ),
     ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning pytest.checks transformers"),
     ("cli", ""),
+    ("extensions.watch.program.cli", ""),
     (
         "extensions.compiled.cli extensions.fingerprint.cli extensions.invariance.cli extensions.ranks.cli "
         "extensions.ray.cli extensions.report.cli extensions.stress.cli extensions.watch.cli",
@@ -115,6 +121,10 @@ NEVER_TORCH = (
     "extensions.watch.file",
     "extensions.watch.lacking",
     "extensions.watch.page",
+    "extensions.watch.program.compare",
+    "extensions.watch.program.launch",
+    "extensions.watch.program.looks",
+    "extensions.watch.program.text",
     "extensions.watch.rerun",
     "extensions.watch.resume",
     "extensions.watch.text",

@@ -37,7 +37,7 @@ FILES = (sweep, reading, tools, completion)
 
 SECTIONS = {
     "Sweep and report": ("list", "sweep", "merge", "compare", "nightly", "report", "expect", "dynamo"),
-    "One program": ("diff", "ranks", "watch", "replay", "numeric", "pipeline"),
+    "One program": ("run", "diff", "ranks", "watch", "replay", "numeric", "pipeline"),
     "Upgrades and machines": ("fingerprint", "audit", "env", "native"),
     "Help": ("docs", "completion"),
 }

@@ -104,7 +104,7 @@ def without_assets(page: str) -> str:
 COMMANDS = (
     *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "native"),
     *("docs", "dynamo", "pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
-    *("ranks", "ranks record", "ranks diff", "ranks run", "ranks check", "watch", "watch diff", "watch resume"),
+    *("run", "ranks", "ranks record", "ranks diff", "ranks run", "ranks check", "watch", "watch diff", "watch resume"),
     *("fingerprint", "fingerprint record", "fingerprint verify", "completion"),
 )
 

@@ -221,6 +221,11 @@ class ModulePaths:
         """Yield the living modules that were named so far."""
         return (module for known in self._known[:] if (module := known()) is not None)
 
+    def roots(self) -> dict[str, torch.nn.Module]:
+        """Return the living models that were named so far, by their names."""
+        named = zip(self.contexts.modules, self._known, strict=False)
+        return {path: module for path, known in named if "." not in path and (module := known()) is not None}
+
     def stand_in(self, path: str) -> torch.nn.Module:
         """Return a module without state that has this path, to be entered while its code runs elsewhere (compiled)."""
         module = torch.nn.Module()

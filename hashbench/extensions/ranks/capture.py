@@ -14,30 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from hashbench.core.catalog import Origin
-from hashbench.core.diagnose import causes, replay, repro
-from hashbench.core.diagnose.calls.call import MIB, CapturedCall, plan_for
-from hashbench.core.diagnose.calls.capture import CaptureError, capture
-from hashbench.core.diagnose.calls.ops import definition_of
-from hashbench.core.diagnose.causes import stats
-from hashbench.core.diagnose.driver import COPIES, documented
-from hashbench.core.diagnose.replay import facts
+from hashbench.core.diagnose.calls.call import CapturedCall
+from hashbench.core.diagnose.calls.capture import CaptureError
+from hashbench.core.diagnose.named_call import kernel_of, write_kernel
 from hashbench.core.errors import bounded
-from hashbench.core.processes import Budget
-from hashbench.core.records import Diagnosis, Evidence, OpRecord, RunOptions
+from hashbench.core.records import OpRecord
+from hashbench.core.run.recorder import Capture
 from hashbench.core.text import one_line
 from hashbench.core.trace.arguments import tensors_in
-from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.collective_ops import KINDS, RECEIVE, UNKNOWN, CollectivePlan, collective_op
 from hashbench.core.trace.groups import RankGroups
 from hashbench.extensions.ranks.contributions import ContributionWatcher, save, write_script
 from hashbench.extensions.ranks.notes import REPRO, CaptureNote, NamedCall, write_note
 from hashbench.extensions.ranks.processes import backend_for
-
-SECONDS = 30.0
-"""For all experiments on the call of a kernel."""
 
 _NOT_REPEATED = frozenset({"send", RECEIVE, UNKNOWN})
 """Kinds of exchange that ranks with their contributions alone do not repeat."""
@@ -60,7 +49,7 @@ class _Contribution:
     backend: str
 
 
-class RankCapture(TraceCallback):
+class RankCapture(Capture):
     """Keeps the first call of this rank that is named, and writes its repro into ``repro`` of the recording.
 
     Args:
@@ -88,7 +77,7 @@ class RankCapture(TraceCallback):
         try:
             schema = getattr(func, "_schema", None)
             exchanges = schema is not None and (line := collective_op(schema)) is not None and line.exchanges
-            self._kept = (_contribution if exchanges else _kernel)(node, func, args, kwargs)
+            self._kept = _contribution(node, func, args, kwargs) if exchanges else kernel_of(func, args, kwargs)
         except Exception as error:  # of whatever kind: the program goes on without
             self._why = bounded(one_line(str(error)))
 
@@ -137,14 +126,6 @@ class RankCapture(TraceCallback):
         return replace(call, **known)
 
 
-def _kernel(_: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedCall:
-    """Capture the call of a kernel, within the memory that is left on this machine."""
-    if plan_for(func).blank:
-        raise CaptureError("it allocates memory, of whose content a replay shows nothing")
-    limit = min(int(RunOptions().capture_mib * MIB), psutil.virtual_memory().available // COPIES)
-    return capture(func, args, kwargs, limit_bytes=limit)
-
-
 def _contribution(node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Contribution:
     """Keep what this rank contributes to a collective."""
     line = collective_op(func._schema)
@@ -163,21 +144,8 @@ def _contribution(node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 def _write_kernel(folder: Path, call: CapturedCall, record: OpRecord | None, rank: int) -> CaptureNote:
     """Replay the call here, where also a custom op is defined, and write it with what that shows."""
-    recorded = [record.outputs] if record is not None else []
-    replays = replay.experiments(call, replays=RunOptions().replays, budget=Budget(SECONDS), recorded=recorded)
-    evidence = Evidence(Origin.KERNEL, call=replays.facts, arms=replays.arms)
-    diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=stats.rate_of_evidence(evidence))
-    diagnosis = documented(diagnosis, call.op, call.forward_op, device=call.device.type)
-    difference = None if replays.other is None else facts.difference_of(replays.first, replays.other)
-    repro.write_repro(folder, call, diagnosis, difference=difference, seen_in=f"on rank {rank}")
-    repeated, decided = replays.arm("repeat"), diagnosis.decision
-    again = f"{repeated.differing} of {repeated.trials} replays differ" if repeated.ran else repeated.note
-    definition = definition_of(call.func)
-    argument = definition.argument if definition is not None else ""
-    words = f"{again} ({decided.cause}, {decided.confidence})"
-    if argument and argument == str(Path(sys.argv[0]).resolve()):
-        words += "; to replay it elsewhere, define the op in a file of its own"
-    return CaptureNote(words, written=True, definition=argument)
+    written = write_kernel(folder, call, record, seen_in=f"on rank {rank}")
+    return CaptureNote(written.words, written=True, definition=written.definition)
 
 
 def _write_contribution(folder: Path, node: str, contribution: _Contribution) -> CaptureNote:

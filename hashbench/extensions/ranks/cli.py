@@ -177,7 +177,7 @@ def _check(parsed: argparse.Namespace) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from hashbench.extensions.ranks.launch import refuse_missing
+    from hashbench.core.run.script import refuse_missing
     from hashbench.extensions.ranks.notes import REPRO, calls_to_capture, guilty_of
     from hashbench.extensions.ranks.replicas import check_replicas
     from hashbench.extensions.ranks.text import diff_finding

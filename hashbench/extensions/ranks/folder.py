@@ -18,7 +18,7 @@ from hashbench.core.records import Trace, TracedRank
 from hashbench.core.text import format_ranks, one_line
 from hashbench.core.trace import file
 from hashbench.core.trace.file import ParsedRecords, refuse_different
-from hashbench.extensions.ranks.step_file import run_of, without_run
+from hashbench.core.trace.step_file import run_of, without_run
 
 _NAME = re.compile(r"rank(0|[1-9][0-9]{0,6})\.log(\.gz)?")
 

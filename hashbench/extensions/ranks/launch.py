@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -38,32 +37,6 @@ class RanksEnd:
 
     problem: str = ""
     waiting: tuple[str, ...] = ()
-
-
-def refuse_missing(script: str, *, module: bool) -> None:
-    """Refuse a script, or with ``module`` a module, that is not there, before anything is run.
-
-    Of a module within a package the package alone is looked for: the module itself is found by running code of it.
-
-    Raises:
-        HashbenchError: there is none.
-    """
-    tip = "Give the script after `--`, a module after `-- -m`."
-    if not module and not Path(script).exists():
-        raise HashbenchError(f"cannot run {script}", consequence="there is no such file", tip=tip)
-    if module and not _is_there(script.partition(".")[0]):
-        raise HashbenchError(f"cannot run the module {script}", consequence="there is none of that name", tip=tip)
-
-
-def _is_there(module: str) -> bool:
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-    finally:
-        sys.path[:] = before
 
 
 def run_ranks(

@@ -1,4 +1,4 @@
-"""The subcommand ``watch``: compare recordings of training loops."""
+"""The subcommands ``run`` and ``watch``: compare runs of a program, and recordings of training loops."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from hashbench.cli import flags
 from hashbench.cli.parser import Commands, OneLineParser
 from hashbench.core.errors import HashbenchError
+from hashbench.extensions.watch.program import cli as program
 
 if TYPE_CHECKING:
     from hashbench.extensions.watch.resume import ResumeVerdict
 
 
 def add(commands: Commands) -> None:
-    """Add the subcommand."""
+    """Add the subcommands ``run`` and ``watch``."""
+    program.add(commands)
     text = "Find the first training step that differs between two runs, and what differs in it."
     watch = commands.add_parser("watch", help=text)
     kinds = Commands(watch, "diff|resume")

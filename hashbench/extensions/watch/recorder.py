@@ -143,6 +143,12 @@ class Watch:
         self._steps.clock.install(self._before_step, self._after_step)
         self._handles += self._steps.clock, _BackwardHook(self._before_backward)
 
+    def add(self, name: str, model: torch.nn.Module) -> None:
+        """Watch another model from now on; :func:`watch` was given a dictionary of them, to which it is added."""
+        if self._watched is not None and isinstance(self._watched.models, dict):
+            self._watched.models[name] = model
+            self._guarded("calls of the model", self._listen_to, model)
+
     def _listen_to(self, _: RecordedSteps, model: torch.nn.Module) -> None:
         self._handles.append(SeenCalls(model, self._called))
 

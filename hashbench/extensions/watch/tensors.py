@@ -126,6 +126,7 @@ class ModelTensors:
         TorchScript."""
         try:
             kept = itertools.chain.from_iterable(map(_HELD, self._modules))
-            return [*itertools.chain.from_iterable(map(dict.values, kept))] if self._modules else None
+            held = itertools.chain.from_iterable(map(dict.values, kept))
+            return [*self._models.values(), *held] if self._modules else None
         except (TypeError, AttributeError):
             return None

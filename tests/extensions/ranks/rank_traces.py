@@ -9,7 +9,7 @@ import xxhash
 
 from hashbench.core.records import Collective, Leaf, OpRecord, Ref, Result, TensorDigest, Trace, TracedRank, TracedStep
 from hashbench.core.trace import file
-from hashbench.extensions.ranks.step_file import rank_path
+from hashbench.core.trace.step_file import rank_path
 
 
 def digest(*of: object) -> TensorDigest:

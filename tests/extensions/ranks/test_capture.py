@@ -13,9 +13,9 @@ import torch.distributed as dist
 from hashbench import HashbenchError, record_ranks
 from hashbench.core.diagnose.repro import call_file
 from hashbench.core.trace import file
+from hashbench.core.trace.step_file import rank_path
 from hashbench.extensions.ranks.capture import RankCapture
 from hashbench.extensions.ranks.notes import CaptureNote, NamedCall, note_path, read_notes
-from hashbench.extensions.ranks.step_file import rank_path
 
 MULTIPLIED = "forward//aten.mul.Tensor#1"
 _CALLS = itertools.count(1)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from command_helpers import Main
 
+from hashbench.core.trace.step_file import rank_path
 from hashbench.extensions.ranks import launch
 from hashbench.extensions.ranks.cli import steps_of
 from hashbench.extensions.ranks.launch import RanksEnd
 from hashbench.extensions.ranks.printing import printed_path
-from hashbench.extensions.ranks.step_file import rank_path
 from tests.extensions.ranks.rank_traces import rank_trace, traces, write
 
 

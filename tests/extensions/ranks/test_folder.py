@@ -11,8 +11,8 @@ import pytest
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.trace import file
+from hashbench.core.trace.step_file import member, rank_path
 from hashbench.extensions.ranks.folder import read_both, read_ranks
-from hashbench.extensions.ranks.step_file import member, rank_path
 from tests.extensions.ranks.rank_traces import rank_trace, traces, write
 
 

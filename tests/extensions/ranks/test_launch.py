@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from hashbench.core.errors import HashbenchError
+from hashbench.core.run.script import refuse_missing
 from hashbench.extensions.ranks import launch
-from hashbench.extensions.ranks.launch import refuse_missing, run_ranks
+from hashbench.extensions.ranks.launch import run_ranks
 
 _TELL = """
 import json, os, pathlib, sys, time

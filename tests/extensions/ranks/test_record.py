@@ -25,8 +25,8 @@ from hashbench import HashbenchError, HashDebugTrace, record_ranks
 from hashbench.core.records import Trace
 from hashbench.core.trace import file
 from hashbench.core.trace.groups import rank_of
+from hashbench.core.trace.step_file import rank_path, run_of
 from hashbench.extensions.ranks.record import run_script
-from hashbench.extensions.ranks.step_file import rank_path, run_of
 from tests.extensions.ranks.pool import RankPool
 
 TRACERS = ("native", "python")

@@ -23,7 +23,7 @@ from hashbench.core.trace.collectives import Collectives
 from hashbench.core.trace.digest import digest
 from hashbench.core.trace.raw import RawTrace
 from hashbench.core.trace.segments import TracePlaces, TraceSegment
-from hashbench.extensions.ranks.stepped import SteppedTrace
+from hashbench.core.trace.stepped import SteppedTrace
 from tests.core.trace.native import programs
 
 TRACERS = ("native", "python")

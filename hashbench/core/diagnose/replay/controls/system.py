@@ -143,7 +143,7 @@ STEP = 1_000_000
 """Nanoseconds per call: 1 ms, so that a loop that waits for a second ends after 1000 calls."""
 
 _COUNTING = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-_TIME_WRAPPERS = frozenset({"datetime", "_pydatetime", "email", "timeit", "uuid"})
+_TIME_WRAPPERS = frozenset({"datetime", "_pydatetime", "email", "logging", "timeit", "uuid"})
 """Standard library modules that read the time on behalf of their callers."""
 
 _REAL_TIME_PACKAGES = (frozenset(sys.stdlib_module_names) | {"torch", "numpy", "hashbench"}) - _TIME_WRAPPERS
@@ -164,7 +164,7 @@ def ticking_clocks() -> Iterator[Callable[[], None]]:
     with ExitStack() as stack:
         for builtin, answer in clock.answers():
             if _is_builtin(builtin):
-                stack.enter_context(builtin_answering(builtin, answer, is_spared=_sees_real_time))
+                stack.enter_context(builtin_answering(builtin, answer, is_spared=sees_real_time))
         for name in ("now", "utcnow"):
             stack.enter_context(attribute_of_type(datetime.datetime, name, clock.class_method(name)))
         yield lambda: current.__setitem__(0, next(starts))
@@ -233,7 +233,7 @@ class _Clock(threading.local):
         original, answer = datetime.datetime.__dict__[name], getattr(self, name)
 
         def ask(cls: type[datetime.datetime], *args: Any, **kwargs: Any) -> Any:
-            if _sees_real_time(sys._getframe(1)):
+            if sees_real_time(sys._getframe(1)):
                 return original.__get__(None, cls)(*args, **kwargs)
             return answer(cls, *args, **kwargs)
 
@@ -246,7 +246,8 @@ def _starts() -> dict[str, int]:
     return {name: getattr(time, f"{name}_ns")() for name in _COUNTING if hasattr(time, f"{name}_ns")}
 
 
-def _sees_real_time(frame: FrameType) -> bool:
+def sees_real_time(frame: FrameType) -> bool:
+    """Return True if code of this frame waits for threads, processes and sockets, and needs real clocks."""
     name = frame.f_globals.get("__name__")
     return isinstance(name, str) and name.partition(".")[0] in _REAL_TIME_PACKAGES
 
@@ -401,7 +402,7 @@ class _Threads:
         self._released = False
 
     def start(self, original: _Function, thread: threading.Thread, /) -> None:
-        spared = _sees_real_time(_calling_frame())  # whoever called start, such as a pool
+        spared = sees_real_time(_calling_frame())  # whoever called start, such as a pool
         original(thread)
         if not spared and not self._released:
             thread.join(THREAD_PATIENCE)

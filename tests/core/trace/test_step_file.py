@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.extensions.ranks.step_file import member, rank_path, run_id, run_of, without_run
+from hashbench.core.trace.step_file import member, rank_path, run_id, run_of, without_run
 
 RUN = "0123456789abcdef"
 

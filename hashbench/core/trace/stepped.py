@@ -11,6 +11,7 @@ from hashbench.core.records import Trace
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.digest import untraced
 from hashbench.core.trace.segments import TraceSegment, TraceSegments
+from hashbench.core.trace.steps import StepClock
 from hashbench.core.trace.tracer import choose
 
 
@@ -21,17 +22,24 @@ class SteppedTrace(HashDebugTrace):
         after_step: called with the optimizer after each of its steps, from :meth:`follow` until :meth:`unfollow`. It
             may start and stop the trace.
         tracer: as for :class:`~hashbench.core.trace.api.HashDebugTrace`.
+        each: count the steps of each optimizer; see :mod:`~hashbench.core.trace.steps`.
         options: all others of it, but for ``model``.
     """
 
     def __init__(
-        self, *, after_step: Callable[[torch.optim.Optimizer], None], tracer: str = "auto", **options: Any
+        self,
+        *,
+        after_step: Callable[[torch.optim.Optimizer], None],
+        tracer: str = "auto",
+        each: bool = False,
+        **options: Any,
     ) -> None:
         choice = choose(tracer, into_subclasses=True)
         super().__init__(tracer=choice.tracer, **options)
         self._choice = choice
         self._segments: TraceSegments | None = None
         self._tracer.raw.after_step = after_step
+        self._tracer.raw.modules.clock = StepClock(each=each)
 
     @property
     def head(self) -> Trace:
@@ -73,6 +81,15 @@ class SteppedTrace(HashDebugTrace):
         raw = self._tracer.raw
         with torch._C.DisableTorchFunction():
             return [raw.state_name(raw.nodes.state_of(parameter))[1] for parameter in parameters]
+
+    def roots(self) -> dict[str, torch.nn.Module]:
+        """Return the living modules that were called outside of any other, by their names in the trace."""
+        return self._tracer.raw.modules.roots()
+
+    @property
+    def records(self) -> int:
+        """Number of records so far."""
+        return self._tracer.raw.nodes.record_count()
 
     def settle(self) -> None:
         """Hash the outputs of collectives that are done."""

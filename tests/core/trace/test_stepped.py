@@ -7,7 +7,7 @@ import torch
 
 from hashbench import HashDebugTrace
 from hashbench.core.records import OpRecord
-from hashbench.extensions.ranks.stepped import SteppedTrace
+from hashbench.core.trace.stepped import SteppedTrace
 
 STEPS = 3
 

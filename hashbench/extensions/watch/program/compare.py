@@ -1,0 +1,216 @@
+"""Compare two runs of a program: how they ended, the digests of their steps, their traces, prints and files. Pure but
+for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from hashbench.core.divergence import find
+from hashbench.core.divergence.text import PairVerdict
+from hashbench.core.errors import HashbenchError
+from hashbench.core.io import read_file
+from hashbench.core.processes import uncollected
+from hashbench.core.records import Divergence, Trace
+from hashbench.core.trace import file as trace_file
+from hashbench.core.trace.step_file import rank_path
+from hashbench.extensions.watch.program.launch import ProgramRun
+from hashbench.extensions.watch.program.task import STDOUT
+from hashbench.extensions.watch.traced import LoopVerdict, compare_folders
+
+MOST_PRINTED = 1 << 26
+"""Bytes of printed output that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineDifference:
+    """A line of a text that differs.
+
+    Attributes:
+        number: of the line, from 1.
+        first, second: the lines; ``None``: the text has ended.
+        at: number of bytes before it in the first text.
+    """
+
+    number: int
+    first: str | None
+    second: str | None
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDifference:
+    """A text that two runs wrote differently.
+
+    Attributes:
+        name: of the file; empty: printed output.
+        lines: the first lines that differ; none: the content is not text, or one run has no such file.
+        total: number of lines that differ.
+        words: what differs where there are no lines.
+    """
+
+    name: str
+    lines: tuple[LineDifference, ...] = ()
+    total: int = 0
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunsVerdict:
+    """Two runs, compared.
+
+    Attributes:
+        first, second: the runs.
+        loop: on the digests of their steps; ``None``: a run has none.
+        traced: on their traces; ``None``: a run has none.
+        texts: printed output and files that differ.
+        gaps: what could not be compared, each a sentence.
+    """
+
+    first: ProgramRun
+    second: ProgramRun
+    loop: LoopVerdict | None
+    traced: PairVerdict | None
+    texts: tuple[TextDifference, ...]
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def ends_differ(self) -> bool:
+        """Whether one run ended differently than the other."""
+        return kind_of_end(self.first) != kind_of_end(self.second)
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The kernel, or the like, that the traces name."""
+        return None if self.traced is None else self.traced.divergence
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything differs that reaches a result."""
+        return bool(self.ends_differ or self.texts or self.differs_inside)
+
+    @property
+    def differs_inside(self) -> bool:
+        """Whether tensors differ that reach a result."""
+        return self.divergence is not None or (self.loop is not None and self.loop.first is not None)
+
+
+def kind_of_end(run: ProgramRun) -> str:
+    """Return how a run ended without what an exception says."""
+    return run.ended().partition(":")[0]
+
+
+def compare_runs(first: ProgramRun, second: ProgramRun, *, most: int) -> RunsVerdict:
+    """Compare two runs; of traces that reached their maximum, the first ``most`` records."""
+    gaps: list[str] = []
+    return RunsVerdict(
+        first,
+        second,
+        _loop(first, second, gaps),
+        _traced(first, second, gaps, most=most),
+        tuple(texts_of(first, second)),
+        tuple(gaps),
+    )
+
+
+def _loop(first: ProgramRun, second: ProgramRun, gaps: list[str]) -> LoopVerdict | None:
+    runs = first, second
+    if any(run.end is not None and not run.end.steps for run in runs) or not all(_is_watched(run) for run in runs):
+        return None
+    try:
+        return compare_folders(first.folder, second.folder)
+    except HashbenchError as error:
+        gaps.append(f"Digests of steps were not compared: {error.what}.")
+        return None
+
+
+def _is_watched(run: ProgramRun) -> bool:
+    return (run.folder / "rank0.jsonl").exists()
+
+
+def _traced(first: ProgramRun, second: ProgramRun, gaps: list[str], *, most: int) -> PairVerdict | None:
+    paths = [rank_path(run.folder, 0) for run in (first, second)]
+    if not all(path.exists() for path in paths):
+        return None
+    try:
+        with uncollected():
+            traces = [trace_file.read(path, cut=True) for path in paths]
+            if any(run.end is not None and run.end.bounded for run in (first, second)):
+                traces = _bounded(traces, most)
+            return find(*traces)
+    except HashbenchError as error:
+        gaps.append(f"Traces were not compared: {error.what}.")
+        return None
+
+
+def _bounded(traces: Sequence[Trace], most: int) -> list[Trace]:
+    """Return the first records of both traces: they ended by the clock."""
+    length = min(most, *(len(trace.records) for trace in traces))
+    shared = set.intersection(*({result.name for result in trace.results} for trace in traces))
+    return [
+        replace(
+            trace,
+            records=trace.records[:length],
+            results=tuple(result for result in trace.results if result.name in shared),
+        )
+        for trace in traces
+    ]
+
+
+def read_by_all(verdict: PairVerdict) -> Divergence | None:
+    """Return the first record that differs, whether or not it reaches a result that is recorded."""
+    if verdict.divergence is not None:
+        return verdict.divergence
+    if not (verdict.benign or verdict.leaves):
+        return None
+    try:
+        return find(replace(verdict.first, results=()), replace(verdict.second, results=())).divergence
+    except HashbenchError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------- texts
+
+
+def texts_of(first: ProgramRun, second: ProgramRun) -> Iterator[TextDifference]:
+    """Yield printed output and files that differ."""
+    printed = [read_file(run.folder / STDOUT, most=MOST_PRINTED) for run in (first, second)]
+    if printed[0] != printed[1]:
+        yield _text("", *printed)
+    for (name, old), (_, new) in zip(first.files, second.files, strict=True):
+        if old != new:
+            yield _text(name, old, new)
+
+
+_SHOWN = 8
+
+
+def _text(name: str, old: bytes | None, new: bytes | None) -> TextDifference:
+    if old is None or new is None:
+        return TextDifference(name, words=f"only the {'second' if old is None else 'first'} run wrote it")
+    if b"\0" in old or b"\0" in new:
+        at = next(
+            (place for place, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new))
+        )
+        return TextDifference(name, words=f"byte {at} is the first that differs ({len(old)} and {len(new)} bytes)")
+    found: list[LineDifference] = []
+    total = at = 0
+    for number, (a, b) in enumerate(zip_longest(old.split(b"\n"), new.split(b"\n")), 1):
+        if a != b:
+            total += 1
+            if len(found) < _SHOWN:
+                found.append(LineDifference(number, _line(a), _line(b), at))
+        at += len(a or b"") + 1
+    return TextDifference(name, tuple(found), total)
+
+
+def _line(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace").rpartition("\r")[2]
+
+
+def lines_of(folder: Path) -> int:
+    """Return the number of lines that a run printed."""
+    content = read_file(folder / STDOUT, most=MOST_PRINTED)
+    return content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
