@@ -18,6 +18,7 @@ from hashbench.cli import flags, replaying
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, Flags, OneLineParser, did_you_mean
 from hashbench.core import extensions
+from hashbench.core.commands import replay_command
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import read_text, shipped_folder
 from hashbench.core.records import ModelSpec
@@ -115,7 +116,7 @@ def _next_of(paths: Sequence[Path], context: int) -> Iterator[str]:
     key = re.sub(r"\.run\d+\.log(\.gz)?$", "", paths[0].name)
     repro = paths[0].absolute().parent.parent / "repro" / key
     if (repro / "call.json").exists():
-        yield shlex.join(["hashbench", "replay", os.path.relpath(repro)])
+        yield replay_command(Path(os.path.relpath(repro)))
     yield _more_of(paths, context)
 
 

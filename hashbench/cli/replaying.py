@@ -119,13 +119,13 @@ def _replay_here(parsed: argparse.Namespace) -> int:
 
 def _refuse_folder_of_repros(folder: Path) -> None:
     """Raise if ``folder`` belongs to a sweep or a night; print the commands that replay its repros first."""
-    from hashbench.core.results.folder import CALL_FILE
+    from hashbench.core.commands import CALL_FILE, replay_command
 
     if (folder / CALL_FILE).exists():
         return
     repros = sorted(call.parent for above in range(4) for call in folder.glob(f"{'*/' * above}*/{CALL_FILE}"))
     for repro in repros:
-        print(shlex.join(["hashbench", "replay", str(repro)]))
+        print(replay_command(repro))
     if repros:
         problem = f"{folder} is not a repro, but has {len(repros)} inside"
         raise HashbenchError(problem, consequence="nothing was replayed", tip="Choose one of those listed.")

@@ -26,6 +26,7 @@ from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Fl
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.core import extensions
 from hashbench.core.catalog import Status, kind_of
+from hashbench.core.commands import replay_command
 from hashbench.core.errors import HashbenchError
 from hashbench.core.extensions import shown
 from hashbench.core.records import Row, RunOptions
@@ -114,7 +115,7 @@ def run(request: SweepRequest, *, footer: bool = True) -> SweepResult:
 def command_for(request: SweepRequest, row: Row) -> str:
     """Return the command that reruns a row: its repro, else the sweep of its model alone under the same flags."""
     if is_replayable(row):
-        return shlex.join(["hashbench", "replay", str(request.output / row.repro)])
+        return replay_command(request.output / row.repro, files=request.selection.suites)
     if row.repro:
         return shlex.join(["python", str(request.output / row.repro / "repro.py")])
     suite = next((suite for suite in request.selection.suites if Path(suite).stem == row.suite), row.suite)

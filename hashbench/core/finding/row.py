@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hashbench.core.catalog import CAUSES, Confidence, Limit, Origin
+from hashbench.core.commands import replay_command
 from hashbench.core.finding import Facts, Finding
 from hashbench.core.records import Row
 from hashbench.core.text import bounds, count, cut_line, in_brackets, is_replayable, rate, ulps
@@ -101,6 +102,6 @@ def _commands(row: Row, folder: Path, reader: str) -> Iterator[str]:
     """Yield the command that repeats the difference, and the one that reads the traces."""
     if row.repro:
         repro = folder / row.repro
-        yield shlex.join(["hashbench", "replay", str(repro)] if is_replayable(row) else ["python", f"{repro}/repro.py"])
+        yield replay_command(repro) if is_replayable(row) else shlex.join(["python", f"{repro}/repro.py"])
     if row.traces:
         yield shlex.join(["hashbench", *reader.split(), *(str(folder / name) for name in row.traces.split())])

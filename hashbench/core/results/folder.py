@@ -50,8 +50,6 @@ ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE = "accuracy.csv", "sweep.json", 
 LOCK_FILE = ".lock"
 NIGHT_FILE = "night.json"
 """Beside the folders of the sweeps of one night."""
-CALL_FILE = "call.json"
-"""In the folder of a repro: the captured call."""
 
 WRITTEN = (
     *(ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE, LOCK_FILE),

@@ -20,6 +20,7 @@ from hashbench.cli.parser import EXIT_DIFFERENCE, Commands, OneLineParser
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.core import extensions
 from hashbench.core.catalog import INVARIANCES
+from hashbench.core.commands import replay_command
 from hashbench.core.errors import HashbenchError
 from hashbench.core.io import write_file
 from hashbench.core.records import MODES, SWEEP_MODES, ModelSpec, Row, flags_of_mode
@@ -233,7 +234,7 @@ def _next_command(judged: JudgedNight, parts: Sequence[Part], *, folder: Path, e
             continue
         where = folder / f"{row.suite}_{row.mode}"
         if is_replayable(row):
-            return shlex.join(["hashbench", "replay", str(where / row.repro)])
+            return replay_command(where / row.repro, files=suites.values())
         suite = suites.get((row.suite, row.mode), row.suite)
         backend = ["--backend", row.backend] if row.backend else []
         words = ["hashbench", "sweep", *flags_of_mode(row.mode), *backend, "--suite", suite, "--only", row.name]

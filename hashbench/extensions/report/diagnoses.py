@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hashbench.core.catalog import EXPERIMENTS, Kind, Origin, Role, kind_of
+from hashbench.core.commands import replay_command
 from hashbench.core.diagnose.causes.evidence import base_of, effect
 from hashbench.core.diagnose.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.core.divergence.align import align
@@ -96,7 +97,7 @@ class ModelView:
             ("run the captured call again, with its torch", [*_running(row), f"{self.repro}/repro.py"], repro),
             (
                 "repeat the experiments on that call",
-                ["hashbench", "replay", self.repro],
+                shlex.split(replay_command(Path(self.repro))) if _is_inside(self.folder, row.repro) else [],
                 repro * is_replayable(row),
             ),
             (

@@ -24,6 +24,7 @@ import torch
 import hashbench
 from hashbench.core import io
 from hashbench.core.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
+from hashbench.core.commands import CALL_FILE, IMPORTS
 from hashbench.core.diagnose import causes, replay
 from hashbench.core.diagnose.calls.call import LINE, CapturedCall, TensorForm, compiled_kernel
 from hashbench.core.diagnose.calls.ops import Definition, definition_of, needs_definition
@@ -34,7 +35,6 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.finding import Finding, Table
 from hashbench.core.processes import Budget, new_python
 from hashbench.core.records import Decision, Diagnosis, Evidence, ExperimentResult
-from hashbench.core.results.folder import CALL_FILE
 from hashbench.core.run import environment
 from hashbench.core.run.distance import Difference
 from hashbench.core.text import printable
@@ -71,6 +71,7 @@ def write_repro(
         "decision": dataclasses.asdict(diagnosis.decision),
         "environment": here,
         "definition": word,
+        IMPORTS: "" if definition is None else Path(definition.argument).name,
     }
     with new_folder(folder) as new:
         try:

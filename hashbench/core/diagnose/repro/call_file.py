@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from hashbench.core.commands import CALL_FILE
 from hashbench.core.diagnose.calls.call import CapturedCall, Memory, TensorForm, compiled_kernel, generator_slots
 from hashbench.core.diagnose.calls.ops import path_among, why_unchecked
 from hashbench.core.diagnose.repro.call_arguments import (
@@ -35,7 +36,6 @@ from hashbench.core.diagnose.repro.call_arguments import (
 from hashbench.core.diagnose.repro.writer import KERNEL_FILE, TENSORS_FILE
 from hashbench.core.errors import HashbenchError, first_line
 from hashbench.core.io import from_json, read_text, sha256_of, to_json
-from hashbench.core.results.folder import CALL_FILE
 from hashbench.core.run.rng import preserved_rng, restore_random_states
 from hashbench.core.run.settings import applied
 from hashbench.core.sealed import Sealed

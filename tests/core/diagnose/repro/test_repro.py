@@ -14,6 +14,7 @@ import torch
 from repro_helpers import adding_rows, aten, captured
 from torch.testing._internal.two_tensor import TwoTensor
 
+from hashbench.core.commands import replay_command
 from hashbench.core.diagnose import replay, repro
 from hashbench.core.diagnose.calls import ops
 from hashbench.core.diagnose.calls.call import CapturedCall
@@ -251,6 +252,7 @@ def test_custom_op_is_reproduced_with_its_definition(tmp_path: Path, monkeypatch
     assert definition.file == file
     text = (folder / "repro.py").read_text()
     assert "file my_ops.py" in text
+    assert replay_command(folder) == f"hashbench replay --import my_ops.py {folder}"
     assert str(tmp_path) not in text + (folder / "REPORT.md").read_text() + (folder / "call.json").read_text()
     monkeypatch.setattr("sys.argv", ["repro.py"])
     assert run_here(folder)[0] == "Say what defines the op; see the top of this file."
