@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
+from hashbench.cli.flags import PATHS
 from hashbench.cli.parser import Commands, OneLineParser
 from hashbench.core.errors import HashbenchError
 
@@ -47,7 +47,7 @@ def script(parser: OneLineParser, shell: str) -> str:
         ) from error
     for each in every(parser):
         for action in each.flags:
-            if action.type is Path:
+            if action.type in PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return str(shtab.complete(parser, shell)).rstrip("\n")
 

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Flags
 from hashbench.core import records
+from hashbench.core.errors import HashbenchError
 from hashbench.core.finding import WIDTH, Finding, as_json, as_text
+from hashbench.core.io import refuse_unwritable
 from hashbench.core.records import DETERMINISTIC, DTYPES, TRACERS
 from hashbench.core.text import printable
 
@@ -192,10 +194,37 @@ def show(text: str, *, end: str = "\n") -> None:
     print(printable(text), end=end)
 
 
+def file_to_write(text: str) -> Path:
+    """Return the path of a file that a command is to write when it is done; the parser of such flags.
+
+    Raises:
+        HashbenchError: it could not be written.
+    """
+    return _writable(text, folder=False)
+
+
+def folder_to_fill(text: str) -> Path:
+    """Return the path of a folder that a command is to write into; raises as :func:`file_to_write`."""
+    return _writable(text, folder=True)
+
+
+def _writable(text: str, *, folder: bool) -> Path:
+    try:
+        refuse_unwritable(Path(text), folder=folder)
+    except OSError as error:
+        consequence = f"{error.strerror or error}; nothing was run"
+        raise HashbenchError(f"cannot write {text}", consequence=consequence, tip="Choose another path.") from error
+    return Path(text)
+
+
+PATHS = (Path, file_to_write, folder_to_fill)
+"""Parsers of flags whose values are paths."""
+
+
 def report(flags: Flags) -> None:
     """Add the flags of all commands that print a verdict."""
     flags.add_argument("--json", action="store_true", help="Print the verdict as a JSON document.")
-    flags.add_argument("--html", type=Path, metavar="F", help="Write the verdict as a page into F as well.")
+    flags.add_argument("--html", type=file_to_write, metavar="F", help="Write the verdict as a page into F as well.")
 
 
 def show_finding(finding: Finding, parsed: argparse.Namespace, *, title: str, **page: Any) -> int:

@@ -129,3 +129,8 @@ def _refuse_folder_of_repros(folder: Path) -> None:
     if repros:
         problem = f"{folder} is not a repro, but has {len(repros)} inside"
         raise HashbenchError(problem, consequence="nothing was replayed", tip="Choose one of those listed.")
+    try:
+        (folder / CALL_FILE).stat()
+    except OSError as error:  # the child would say so after it has imported torch
+        problem, reason = f"cannot use the repro in {folder}", f"nothing was run ({CALL_FILE}: {error.strerror})"
+        raise HashbenchError(problem, consequence=reason, tip="Regenerate it with `hashbench sweep`.") from error

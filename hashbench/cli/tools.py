@@ -295,6 +295,8 @@ def _add_numeric(commands: Commands) -> None:
 
 
 def _numeric(parsed: argparse.Namespace) -> int:
+    if not parsed.file.is_file():  # before torch is imported
+        raise HashbenchError(f"cannot check {parsed.file}", consequence="it does not exist", tip="Check the path.")
     from hashbench.tools.numeric import run_model
     from hashbench.tools.numeric.report import finding_of
     from hashbench.tools.numeric.user_file import load_file
@@ -369,7 +371,7 @@ def _add_audit(commands: Commands) -> None:
     flags.whole(machinery, "--jobs", default=1, text="Audit N ops at once.")
     flags.seconds(machinery, "--timeout", "Stop an op after S seconds.", least=1, default=120.0)
     text = "Write the rows into CSV as well, and the environment beside it."
-    machinery.add_argument("--write", type=Path, metavar="CSV", help=text)
+    machinery.add_argument("--write", type=flags.file_to_write, metavar="CSV", help=text)
 
 
 def _dtype(text: str) -> str:
@@ -385,6 +387,7 @@ def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.tools.audit.audit_table import DETERMINISM, AuditOptions, kinds
 
     output = parsed.output or flags.new_folder("audit", parsed.device)
+    driver.refuse_unusable(output, resume=parsed.resume)
     kind = parsed.device.partition(":")[0]
     measured = next((each for each in kinds() if getattr(parsed, each.asked_by, False)), DETERMINISM)
     sweep_rows = _rows_of_sweeps(parsed.results, kind)
@@ -423,7 +426,11 @@ def _show(done: int, total: int, note: str) -> None:
 def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...]:
     if not folders:
         return ()
-    from hashbench.tools.audit.rows import rows_of_sweeps  # imports torch
+    from hashbench.core.results.load import csv_files
+
+    for folder in folders:
+        csv_files(folder)  # refuses what is not there before torch is imported
+    from hashbench.tools.audit.rows import rows_of_sweeps
 
     return rows_of_sweeps(folders, device=device)
 

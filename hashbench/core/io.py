@@ -310,6 +310,27 @@ def write_file(path: Path, text: str | bytes, *, tip: str) -> None:
         raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error), tip=tip) from error
 
 
+def refuse_unwritable(path: Path, *, folder: bool = False) -> None:
+    """Refuse a file that could not be written, or with ``folder`` a folder that could not be made or filled, as far as
+    that shows without touching anything: for before work that takes long.
+
+    Raises:
+        OSError: as writing it would.
+    """
+    path = path.absolute()
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe or a device takes what it takes
+        return
+    if not folder and path.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each) and (folder or each != path))
+    if not there.is_dir():
+        number = errno.EEXIST if there == path else errno.ENOTDIR
+        raise OSError(number, os.strerror(number))
+    if not os.access(there, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number))
+
+
 def tell_unwritten(path: str | Path, error: OSError, consequence: str) -> None:
     """Say on standard error that a file of a program which goes on cannot be written; nothing where that lies on the
     same disk, or is closed."""

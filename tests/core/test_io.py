@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 
 from hashbench.core import io
 from hashbench.core.errors import HashbenchError
-from hashbench.core.io import from_json, replace_file, to_json, write_file
+from hashbench.core.io import from_json, refuse_unwritable, replace_file, to_json, write_file
 
 Made = Callable[[Path], object]
 
@@ -263,3 +264,38 @@ def test_text_is_read_with_and_without_compression(tmp_path: Path) -> None:
             io.read_text(tmp_path / name, most=399)
     assert (tmp_path / "a.txt").read_bytes() == text.encode()
     assert (tmp_path / "a.txt.gz").read_bytes().startswith(io.GZIP)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "number"),
+    [
+        pytest.param("new/file", False, None, id="new file"),
+        pytest.param("file", False, None, id="file that is replaced"),
+        pytest.param("dir", False, errno.EISDIR, id="file where a folder is"),
+        pytest.param("file/below", False, errno.ENOTDIR, id="file below a file"),
+        pytest.param("/dev/full", False, None, id="device"),
+        pytest.param("new/folder", True, None, id="new folder"),
+        pytest.param("dir", True, None, id="folder that is filled"),
+        pytest.param("file", True, errno.EEXIST, id="folder where a file is"),
+        pytest.param("file/below", True, errno.ENOTDIR, id="folder below a file"),
+    ],
+)
+def test_what_cannot_be_written_shows_before_anything_is(
+    path: str, folder: bool, number: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").touch()
+    found = None
+    try:
+        refuse_unwritable(tmp_path / path, folder=folder)
+    except OSError as error:
+        found = error.errno
+    assert found == number
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dir", "file"]
+
+
+def test_a_folder_that_may_not_be_written_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    for path, folder in (("new", False), ("new/further", True)):
+        with pytest.raises(PermissionError):
+            refuse_unwritable(tmp_path / path, folder=folder)

@@ -202,8 +202,8 @@ BAD = (
     # replay
     "replay none",
     "replay sweep",
-    "replay sweep --import bad/raises.py",
-    "replay sweep --import bad/none.py",
+    "replay bad/repro --import bad/raises.py",
+    "replay bad/repro --import bad/none.py",
     "replay sweep --replays 1",
     "replay sweep --budget 0",
     # nightly, report, expect, merge

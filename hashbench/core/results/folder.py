@@ -37,6 +37,7 @@ from hashbench.core.io import (
     open_file,
     read_file,
     read_json,
+    refuse_unwritable,
     replace_file,
     set_aside,
     to_json,
@@ -124,6 +125,22 @@ class ResultsFolder:
         """Whether a sweep has written here before."""
         return os.path.lexists(self.csv) or os.path.lexists(self.manifest) or any(self.rows.glob("*.json"))
 
+    def refuse_unusable(self, *, resume: bool) -> None:
+        """Refuse what :meth:`claimed` would, as far as that shows without touching anything: for before work that takes
+        long.
+
+        Raises:
+            HashbenchError: as :meth:`claimed`.
+        """
+        if self.is_being_written():
+            raise _is_held(self.path)
+        if not resume:
+            self._refuse_results()
+        try:
+            refuse_unwritable(self.path, folder=True)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
     @contextlib.contextmanager
     def claimed(self, *, resume: bool) -> Iterator[None]:
         """Create the folder and hold it alone until the end of the context, or of the process.
@@ -140,11 +157,7 @@ class ResultsFolder:
             refuse_links(self.path / name for name in WRITTEN)
             lock = hold_lock(lock_path)
         except BlockingIOError as error:
-            raise HashbenchError(
-                f"another sweep is writing into {self.path}",
-                consequence="two sweeps in one folder would mix their rows",
-                tip="Wait until it ends, or choose another --output.",
-            ) from error
+            raise _is_held(self.path) from error
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
@@ -459,6 +472,14 @@ def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:
         raise
     except (OSError, *NOT_A_ROW):
         return None
+
+
+def _is_held(path: Path) -> HashbenchError:
+    return HashbenchError(
+        f"another sweep is writing into {path}",
+        consequence="two sweeps in one folder would mix their rows",
+        tip="Wait until it ends, or choose another --output.",
+    )
 
 
 def _cannot_write(path: Path, error: OSError) -> HashbenchError:

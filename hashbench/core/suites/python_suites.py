@@ -39,6 +39,7 @@ LISTING_SECONDS = 120.0
 EXAMPLE = 'MODELS = {"my_model": lambda: (module, example_inputs)}'
 """The shortest suite, for error messages."""
 
+_MISSING = "the file does not exist"
 _MARK = "__hashbench_model__"
 _IMPORTED: ContextVar[dict[Path, ModuleType] | None] = ContextVar("hashbench_imported_zoo_files", default=None)
 _LOWEST = {"batch_size": 1, "iterations": 1, "runs": 2, "world_size": 1}
@@ -204,6 +205,11 @@ class FileSuite:
     def name(self) -> str:
         return self.path.stem
 
+    def refuse_missing(self) -> None:
+        """Raise :class:`HashbenchError` where there is no such file, which a child says only after its imports."""
+        if not self.path.is_file():
+            raise _unusable(str(self.path), _MISSING, tip="Check the path.")
+
     def catalog(self) -> tuple[ModelSpec, ...]:
         """List the models, sorted by name; ``source`` is the file's path.
 
@@ -211,6 +217,7 @@ class FileSuite:
             HashbenchError: the file does not exist, is not a Python file, fails on import, hangs, or offers no usable
                 models.
         """
+        self.refuse_missing()
         path = str(self.path)
         models = offered(f"{__name__}:offered_by_file", path, path, hint=f"Try: python {path}")
         return _specs(models, suite=self.name, source=path)
@@ -326,7 +333,7 @@ def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
         BaseException: whatever the file raises.
     """
     if not path.is_file():
-        raise UnusableError("the file does not exist", tip="Check the path.")
+        raise UnusableError(_MISSING, tip="Check the path.")
     if path.suffix != ".py":
         raise UnusableError("it is not a Python file (.py)", tip=f"Give a Python file with {example}.")
     folder = str(path.absolute().parent)

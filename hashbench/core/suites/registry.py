@@ -224,11 +224,16 @@ def listed_once() -> Iterator[None]:
 def digests(suites: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 (hexadecimal) of the files that each suite is read from, by the name that its rows have: of a
     zoo file itself, of a bundled suite its CSV and the files that build its models. A package's suite has none: it is
-    known by the package's version. What such a file imports does not count."""
+    known by the package's version. What such a file imports does not count.
+
+    Raises:
+        HashbenchError: there is no such suite, or no such zoo file.
+    """
     found = {}
     for word in suites:
         suite = find(word)
         if isinstance(suite, FileSuite):
+            suite.refuse_missing()
             files = [suite.path]
         elif isinstance(suite, BundledSuite):
             files = [csv_file.data_folder() / f"{suite.name}.csv", *suite.files]

@@ -21,7 +21,7 @@ from hashbench.core.extensions import after_sweep, executor_maker, forget_models
 from hashbench.core.io import read_json
 from hashbench.core.processes import available_memory_mib
 from hashbench.core.records import ModelSpec, RunOptions
-from hashbench.core.results.folder import ACCURACY_FILE, SELECTION_FILE, checked_manifest
+from hashbench.core.results.folder import ACCURACY_FILE, SELECTION_FILE, ResultsFolder, checked_manifest
 from hashbench.core.results.load import load_sweep
 from hashbench.core.run import environment as fingerprints
 from hashbench.core.suites import registry
@@ -90,21 +90,24 @@ def run(
         SweepInterrupted: Ctrl-C.
     """
     options = request.options
+    ResultsFolder(request.output).refuse_unusable(resume=request.resume)
+    if request.times_from is not None:
+        load_sweep(request.times_from)
     with contextlib.ExitStack() as stack:
         stack.enter_context(registry.listed_once())
         # Before the files are imported: what is changed meanwhile then runs again, next time.
         digests = registry.digests(request.selection.suites)
-        if (
-            request.executor == LOCAL
-            and options.device == "cpu"
-            and any(map(registry.is_imported, request.selection.suites))
-        ):
+        is_local = request.executor == LOCAL
+        devices = None
+        if is_local and options.device != "cpu":  # before code of users is imported
+            devices = _devices_for(request)
+        if is_local and options.device == "cpu" and any(map(registry.is_imported, request.selection.suites)):
             begin_server(preload_for(options.tracer, *preload_of(request)))  # while files are listed
         catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
         specs = request.selection.of(catalog)
         _refuse_batch_size(options, specs)
         cluster: Executor | None = None
-        if request.executor != LOCAL:
+        if not is_local:
             preload = preload_for(options.tracer, *preload_of(request))
             made = executor_maker(request.executor)(
                 specs, options, jobs=request.jobs, preload=preload, cluster=request.cluster
@@ -113,9 +116,7 @@ def run(
         # Where others run the models, this machine need not have the device; each of theirs tells its own, and how it
         # traces.
         if cluster is None:
-            devices = local_devices(
-                options.device, options.tracer, preload=preload_of(request), backend=options.backend
-            )
+            devices = devices or _devices_for(request)
             options = replace(options, device=devices.device)
         else:
             devices = local_devices("cpu")
@@ -154,6 +155,11 @@ def run(
         for record in after_sweep(request):
             record(request, options, result, executor=executor, environment=devices.environment, on_note=on_note)
         return result
+
+
+def _devices_for(request: SweepRequest) -> LocalDevices:
+    options = request.options
+    return local_devices(options.device, options.tracer, preload=preload_of(request), backend=options.backend)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,12 @@ def _add_record(record: OneLineParser) -> None:
     flags.tracer(run)
     flags.seconds(run, "--timeout", "Stop a model after S seconds.", least=1, default=600.0)
     record.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="Write the fingerprints into FILE."
+        "-o",
+        "--output",
+        type=flags.file_to_write,
+        required=True,
+        metavar="FILE",
+        help="Write the fingerprints into FILE.",
     )
 
 

@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
     run = kinds.add_parser("run", help="Record a script twice on N ranks of this machine and compare the runs.")
     flags.whole(run, "-n", "--ranks", text="Run N ranks.", default=2)
     text = "Write the traces into DIR/first and DIR/second (default: a new folder in results)."
-    run.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
+    run.add_argument("-o", "--output", type=flags.folder_to_fill, metavar="DIR", help=text)
     _add_recording(run)
     flags.seconds(run, "--timeout", "Stop a run after S seconds (default: never).", least=1)
     flags.report(run)

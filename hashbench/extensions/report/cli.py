@@ -53,7 +53,7 @@ def _add_nightly(nightly: OneLineParser) -> None:
     nightly.set_defaults(command=_nightly)
     nightly.tip_for = _flag_of_sweep
     text = "Write nights into ROOT (default: results/nightly; with --backend results/nightly_BACKEND)."
-    nightly.add_argument("--output", type=Path, metavar="ROOT", help=text)
+    nightly.add_argument("--output", type=flags.folder_to_fill, metavar="ROOT", help=text)
     nightly.add_argument(
         "--label", default="", metavar="NAME", help="Call the night's folder in ROOT NAME (default: today's date)."
     )

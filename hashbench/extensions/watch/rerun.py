@@ -37,6 +37,9 @@ def resume(script: Path, arguments: Sequence[str], *, at: int, output: Path, ste
         HashbenchError: the folder exists, a run failed or recorded nothing, the runs differ before ``at``, or the third
             one began anew.
     """
+    if not script.is_file():
+        problem = f"cannot run {script}"
+        raise HashbenchError(problem, consequence="there is no such file", tip="Check the path.")
     try:
         output.mkdir(parents=True)
     except OSError as error:

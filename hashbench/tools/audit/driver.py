@@ -109,7 +109,7 @@ def audit(
         HashbenchError: the folder cannot be used for this audit, nothing is to be run, or the disk is full.
     """
     folder = ResultsFolder(output)
-    _refuse_used(folder.path, resume=resume)
+    refuse_unusable(output, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume), _repros_served(request):
         try:
             return _AuditRun(request, folder, executor, interrupts, on_progress, target).run(environment)
@@ -128,7 +128,14 @@ def _repros_served(request: AuditRequest) -> AbstractContextManager[None]:
     return fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
 
 
-def _refuse_used(path: Path, *, resume: bool) -> None:
+def refuse_unusable(output: Path, *, resume: bool) -> None:
+    """Refuse a folder that cannot be used for an audit, as far as that shows without touching anything.
+
+    Raises:
+        HashbenchError: it holds other results, or cannot be written.
+    """
+    folder = ResultsFolder(output)
+    path = folder.path
     holds, tip = "", "Choose another --output."
     if (path / MANIFEST_FILE).exists() and not resume:
         holds, tip = "already holds an audit", "Add --resume to complete it, or choose another --output."
@@ -136,6 +143,7 @@ def _refuse_used(path: Path, *, resume: bool) -> None:
         holds = "holds a sweep"
     if holds:
         raise HashbenchError(f"{path} {holds}", consequence="nothing in it was touched", tip=tip)
+    folder.refuse_unusable(resume=resume)
 
 
 @dataclass(slots=True)
