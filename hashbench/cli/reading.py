@@ -69,6 +69,8 @@ def add(commands: Commands) -> None:
 
     env = commands.add_parser("env", help="Print the environment of this machine as JSON.")
     env.add_argument("-d", "--device", default="cpu", metavar="D", help="Describe device D: cpu, cuda, xpu, …")
+    text = "Look at the machine, not into the cache, which keeps for a day what was seen."
+    env.add_argument("--fresh", action="store_true", help=text)
     env.set_defaults(command=_env)
 
     native = commands.add_parser("native", help="Compile the native tracer, or print why it cannot be compiled.")
@@ -212,7 +214,8 @@ def _env(parsed: argparse.Namespace) -> int:
     from hashbench.core.run.environment import collect_in_child
     from hashbench.core.workers import WORKER_VARIABLES
 
-    print(json.dumps(collect_in_child(device=parsed.device, variables=WORKER_VARIABLES), indent=2))
+    seen = collect_in_child(device=parsed.device, variables=WORKER_VARIABLES, fresh=parsed.fresh)
+    print(json.dumps(seen, indent=2))
     return 0
 
 

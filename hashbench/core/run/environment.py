@@ -24,6 +24,7 @@ from hashbench.core.devices.visibility import WORKSPACE_VARIABLE, workspace_conf
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import exit_at_once, python_calling, run
 from hashbench.core.records import ROW_SCHEMA
+from hashbench.core.run.machine_cache import Look, keep, recall
 from hashbench.core.trace.tracer import choose
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton")
@@ -31,6 +32,8 @@ _VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|HIP|ROCM|MIOPEN|XPU|SYCL|MALLOC)_"
     r"|^(LD_PRELOAD|PYTHONHASHSEED|GLIBC_TUNABLES)$"
 )
+_READ = re.compile(rf"{_VARIABLES.pattern}|^(HASHBENCH_CXXFLAGS|LD_LIBRARY_PATH|PYTHONPATH)$")
+"""Variables on which the environment depends: those of libraries, and what decides which library is loaded."""
 _LIBRARIES = {"oneDNN": r"MKL-DNN v([\d.]+)", "MKL": r"Math Kernel Library Version ([\d.\w-]+)", "NNPACK": r"(NNPACK)"}
 _DRIVERS = (
     ("/proc/driver/nvidia/version", r"Kernel Module(?: for \S+)?\s+([\d.]+)"),
@@ -96,11 +99,19 @@ class Asked(Protocol):
 
 
 def collect_in_child(
-    *, device: str, variables: Mapping[str, str], tracer: str = "auto", backend: str = "", by: Asked | None = None
+    *,
+    device: str,
+    variables: Mapping[str, str],
+    tracer: str = "auto",
+    backend: str = "",
+    by: Asked | None = None,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """Run :func:`collect` in a child process with additional environment variables; those already set take precedence.
 
-    If the native tracer is requested, it is compiled here unless cached, so that no worker waits for it.
+    What was found within the last day comes from a cache (:mod:`~hashbench.core.run.machine_cache`). Where the native
+    tracer or fast digests are missing, each call looks: what is done about that shows at once. If the native tracer is
+    requested, it is compiled here unless cached, so that no worker waits for it.
 
     Args:
         device: as for :func:`collect`.
@@ -108,6 +119,7 @@ def collect_in_child(
         tracer: as for :func:`collect`.
         backend: of ``torch.compile`` that must be there; empty: none is needed.
         by: asked first, which saves an import of torch; if it does not answer, a new Python is started.
+        fresh: look, and replace what the cache has.
 
     Raises:
         HashbenchError: there is no such device, tracer or backend, or torch cannot be imported.
@@ -115,10 +127,15 @@ def collect_in_child(
     given = {name: value for name, value in variables.items() if name not in os.environ}
     known = {**os.environ, **given}
     asked = (device, tracer, backend)
+    look = Look(asked, {name: known[name] for name in sorted(known) if _READ.search(name)}, package_versions(_PACKAGES))
+    if not fresh and (recalled := recall(look)) is not None:
+        return recalled
     answer = by("hashbench.core.run.environment:described", *asked, environment=known) if by is not None else ""
     fingerprint: dict[str, Any] = json.loads(answer or _collect_in_new_process(asked, given))
     if "error" in fingerprint:
         raise HashbenchError(**fingerprint["error"])
+    if not (tracer_note(fingerprint) or digests_note(fingerprint)):
+        keep(look, fingerprint)
     return fingerprint
 
 

@@ -138,6 +138,10 @@ def test_the_server_loads_torch_and_the_recorder_once_and_starts_no_threads(tmp_
 
 
 class TestTheEnvironmentIsToldByAForkOfTheServer:
+    @pytest.fixture(autouse=True)
+    def _nothing_is_known(self, monkeypatch):
+        monkeypatch.setattr(environment, "recall", lambda _: None)
+
     @pytest.mark.slow
     def test_no_python_is_started_for_it_and_it_is_what_one_would_tell(self, monkeypatch):
         monkeypatch.setenv("ATEN_SET_FOR_A_TEST", "1")  # after a server has started, perhaps
