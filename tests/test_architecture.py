@@ -85,7 +85,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "numeric.running numeric.user_file observer observer.files observer.observer observer.recording "
         "pipeline.loading pipeline.recording pipeline.running",
     ),
-    ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning pytest.checks transformers"),
+    ("testing", ""),
+    ("integrations", "dynamo.compiled_runs dynamo.eager_runs dynamo.model_check lightning transformers"),
     ("cli", ""),
     ("extensions.watch.program.cli", ""),
     (
@@ -242,7 +243,7 @@ def test_arrows_point_upwards_from(package: str) -> None:
     assert not downwards
 
 
-LAYERS = ("core", "extensions", "tools", "integrations", "cli")
+LAYERS = ("core", "extensions", "tools", "testing", "integrations", "cli")
 """The folders of the package."""
 
 
@@ -276,9 +277,10 @@ def test_every_folder_is_a_layer() -> None:
 @pytest.mark.parametrize(
     ("layer", "others"),
     [
-        ("core", ("extensions", "tools", "integrations", "cli")),
-        ("extensions", ("tools", "integrations", "cli")),
-        ("tools", ("extensions", "integrations", "cli")),
+        ("core", ("extensions", "tools", "testing", "integrations", "cli")),
+        ("extensions", ("tools", "testing", "integrations", "cli")),
+        ("tools", ("extensions", "testing", "integrations", "cli")),
+        ("testing", ("tools", "integrations", "cli")),
         ("integrations", ("cli",)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

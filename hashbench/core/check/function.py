@@ -196,7 +196,7 @@ def row_of_check(spec: ModelSpec, options: RunOptions, check: Callable[[str], Ou
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
     seconds = perf_counter() - started
-    return row_of(spec, options, outcome, seconds=seconds, budget_flag="hashbench_diagnose_budget")
+    return row_of(spec, options, outcome, seconds=seconds, budget_flag="diagnose_budget")
 
 
 def requested_settings(options: RunOptions, level: str) -> contextlib.AbstractContextManager[Any]:

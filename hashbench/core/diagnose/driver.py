@@ -21,7 +21,7 @@ from hashbench.core.catalog import Confidence, Limit, Origin, Perturbation, Stat
 from hashbench.core.diagnose import causes, fresh_process, replay, repro
 from hashbench.core.diagnose.calls.call import MIB, CapturedCall, compiled_kernel, plan_for
 from hashbench.core.diagnose.calls.capture import CaptureError, capture
-from hashbench.core.diagnose.calls.ops import definition_of
+from hashbench.core.diagnose.calls.ops import definition_of, why_undefined
 from hashbench.core.diagnose.causes import stats
 from hashbench.core.diagnose.pairs import CONTROLS, Pairs, of_same_weights, process_results
 from hashbench.core.diagnose.replay import facts
@@ -380,6 +380,8 @@ def _with_repro(case: DiagnosisCase, findings: Findings, diagnosis: Diagnosis) -
         repro.write_repro(folder, call, diagnosis, difference=difference, seen_in=seen_in)
     except (HashbenchError, OSError) as error:
         return replace(diagnosis, reproduced=f"no repro: {error}")
+    if why := why_undefined(call.func):
+        return replace(diagnosis, repro=name, reproduced=f"not run: {why}")
     definition = definition_of(call.func)
     argument = definition.argument if definition is not None else None
     tell_phase("running the repro")

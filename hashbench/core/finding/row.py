@@ -94,7 +94,7 @@ def _remedy(row: Row) -> Facts:
     advice = (known.pytest_advice if known is not None else "") or row.advice or "let the diagnosis run (diagnose=True)"
     limited = row.confidence != Confidence.PROVEN and any(result.is_cut_short for result in row.evidence.results)
     if limited and advice != row.advice:
-        advice = f"{Limit.BUDGET.remedy.format(flag='hashbench_diagnose_budget')}. {advice}"
+        advice = f"{Limit.BUDGET.remedy.format(flag='diagnose_budget')}. {advice}"
     return ("to do", f"{advice.rstrip('.')}."), ("repro", row.reproduced)
 
 

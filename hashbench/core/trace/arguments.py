@@ -25,6 +25,8 @@ _ZOO = str(Path(_HERE) / "models")
 _REPRESENTED = (bool, int, float, complex, str, bytes, type(None))
 _STANDARD = sysconfig.get_path("stdlib")
 _INSTALLED = sysconfig.get_path("purelib")
+_TYPED = ("<ipython-input-", "<python-input-", "<stdin>")
+"""What code typed into IPython, Python since 3.13 and older Pythons has as its file."""
 
 
 # ---------------------------------------------------------------------------------------------------- nested values
@@ -164,4 +166,4 @@ def in_torch(frame: FrameType | None) -> bool:
 def _is_users(file: str) -> bool:
     if file.startswith((_INSTALLED, _HERE)):  # torchvision's code counts as the model's, as does an installed zoo
         return file.startswith(_ZOO) or not file.startswith((_TORCH, _HERE))
-    return not file.startswith((_STANDARD, _TORCH, "<"))
+    return file.startswith(_TYPED) or not file.startswith((_STANDARD, _TORCH, "<"))

@@ -85,7 +85,7 @@ def _evidence(row: Row) -> str:
     trials = row.evidence.results if row.evidence else ()
     ran = [trial.word() for trial in trials if trial.ran]
     late = ", ".join(trial.name for trial in trials if trial.lacked_time)
-    unrun = f"; not tried for lack of time (hashbench_diagnose_budget): {late}" if late else ""
+    unrun = f"; not tried for lack of time (diagnose_budget): {late}" if late else ""
     if not ran:
         return f"no compilation with a change was tried{unrun}"
     cured = f"; gone if {facts.cured_by}" if facts.cured_by else ""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -199,7 +198,7 @@ def record_function(call: FunctionCall, name: str, options: RunOptions, path: Pa
 
 
 def changed_kernels(
-    call: FunctionCall, name: str, options: RunOptions, path: Path, *, keep: Callable[[str], str]
+    call: FunctionCall, name: str, options: RunOptions, path: Path, *, keep: Path, how_to_record: str
 ) -> Finding | None:
     """Report the kernels of a function that differ from a file; ``None`` if none does.
 
@@ -210,7 +209,8 @@ def changed_kernels(
         name: its name in the file.
         options: as in :func:`record_function`.
         path: the file.
-        keep: called with the whole list if kernels changed; returns where it is kept.
+        keep: file to write with the whole list if kernels changed.
+        how_to_record: the command or call that records the file again.
 
     Raises:
         HashbenchError: the file cannot be used or is of another function, or an argument cannot be copied.
@@ -231,8 +231,12 @@ def changed_kernels(
         return None
     environment = _environment(options, threads)
     verified = finding_of(verification, recorded=chosen.environment, here=environment)
-    found = failure_of(verified, verification, since=path.name, new=new, gone=gone)
-    facts = (*found.facts, ("each kernel", keep(str(verified))))
+    found = failure_of(verified, verification, since=path.name, new=new, gone=gone, how_to_record=how_to_record)
+    keep.parent.mkdir(parents=True, exist_ok=True)
+    keep.write_text(f"{verified}\n", encoding="utf-8")
+    kept = keep.resolve()
+    shown = kept.relative_to(Path.cwd()) if kept.is_relative_to(Path.cwd()) else kept
+    facts = (*found.facts, ("each kernel", str(shown)))
     return replace(found, headline=f"{name}: {found.headline}", facts=facts)
 
 

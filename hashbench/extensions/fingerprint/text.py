@@ -90,7 +90,13 @@ def changed_calls(verification: Verification) -> list[tuple[str, int, int]]:
 
 
 def failure_of(
-    verified: Finding, verification: Verification, *, since: str, new: Sequence[Kernel], gone: Sequence[Kernel]
+    verified: Finding,
+    verification: Verification,
+    *,
+    since: str,
+    new: Sequence[Kernel],
+    gone: Sequence[Kernel],
+    how_to_record: str,
 ) -> Finding:
     """Return the report of a failed test: changed kernels by library and op, and the one that changed most.
 
@@ -100,6 +106,7 @@ def failure_of(
         since: name of the recording's file.
         new: kernels that the model calls and that were not recorded.
         gone: recorded kernels that it no longer calls.
+        how_to_record: the command or call that records the file again.
     """
     libraries = [f"{library}: {_ops(members)}" for library, members in by_library(verification.changed).items()]
     largest = max(verification.changed, key=_magnitude, default=None)
@@ -118,7 +125,7 @@ def failure_of(
             "Test again with a setting as recorded: that shows whether it explains this. Where the change is meant, "
             "record it again.",
         ),
-        next=("pytest --hashbench-record",),
+        next=(how_to_record,),
         parts=(),
         equal=False,
         differs=True,

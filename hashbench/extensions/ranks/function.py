@@ -60,14 +60,17 @@ def check_ranks(factory: Callable[[], Any], name: str, options: RunOptions, *, r
         HashbenchError: the ranks cannot import the function, no process can be started, or an unusable tracer.
     """
     qualified = getattr(factory, "__qualname__", "")
-    if not inspect.isfunction(factory) or "<" in qualified:
+    importable = inspect.isfunction(factory) and "<" not in qualified
+    path = Path(inspect.getfile(factory)).absolute() if importable else Path()
+    if not importable or factory.__module__ == "__main__" or not path.is_file():
+        typed = importable and not path.is_file()
+        session = ", and it was typed into a session that has no file" if typed else ""
+        again = ", which would run the whole program again" if importable and not typed else ""
         raise HashbenchError(
             f"the ranks cannot import {name}",
-            consequence="each calls it in a process of its own",
-            tip="Make it a function at the top of a module.",
+            consequence=f"each calls it in a process of its own{again or session}",
+            tip="Make it a function at the top of a module, and import it.",
         )
     arguments = {"module": factory.__module__, "function": qualified}
-    spec = ModelSpec(
-        SUITE, name, source=str(Path(inspect.getfile(factory)).absolute()), arguments=arguments, world_size=ranks
-    )
+    spec = ModelSpec(SUITE, name, source=str(path), arguments=arguments, world_size=ranks)
     return row_of_check(spec, options, lambda level: RanksCheck(spec, options, level, target=TARGET).run())

@@ -1,25 +1,19 @@
-"""How the runs of one test are made: the options of a check, those of ``pytest.ini``, and where files lie. No torch."""
+"""How the checks of one test are made: by the options of ``pytest.ini``, with files in its folder. No torch."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import itertools
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from hashbench.core.check.function import FunctionCall
-    from hashbench.core.records import RunOptions
+from hashbench.testing.asserts import DREW, Asserts
+from hashbench.testing.options import BUDGET, REPLAYS, TRACERS
 
-RECORD, RECORDED = "--hashbench-record", "hashbench_recorded"
-SEED = 1337
+RECORD = "--hashbench-record"
 INI = {
     "hashbench_runs": (
         int,
@@ -27,95 +21,29 @@ INI = {
         2,
         "runs of a function that must be equal; if unset, 5 of one that takes < 50 ms",
     ),
-    "hashbench_replays": (int, 20, 2, "repetitions of an experiment on a difference, at least"),
-    "hashbench_diagnose_budget": (float, 30.0, 0, "seconds for the experiments on one difference (0: none)"),
+    "hashbench_replays": (int, REPLAYS, 2, "repetitions of an experiment on a difference, at least"),
+    "hashbench_diagnose_budget": (float, BUDGET, 0, "seconds for the experiments on one difference (0: none)"),
 }
 """Option of ``pytest.ini`` → type, default, minimum, help."""
-TRACERS = ("auto", "native", "python")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How one function is run; what the marker takes.
-
-    Args:
-        runs: how often; all runs are compared with the first. ``None``: ``hashbench_runs``, else 5 where the first run
-            takes less than 50 ms, else 2.
-        seed: torch's, NumPy's and Python's global generators are set to it before every run.
-        deterministic: ``on``, ``warn`` or ``off`` puts the settings of a sweep in force
-            (``torch.use_deterministic_algorithms``, library flags); ``None``: those that the test has.
-        diagnose: look for the cause of a difference, which runs the function many more times.
-        ops: compare what every op left, not results alone. ``None``: the marker does, the fixture does not.
-        allow_empty: a function that returns nothing and runs no op passes.
-        tracer: ``auto``, ``native`` or ``python`` records the ops; ``None``: ``hashbench_tracer``, else ``auto``.
-        stress: runs that agree are made again under perturbations that must not matter (more threads than cores, load,
-            different content in fresh memory, other addresses, the garbage collector at other moments), which must
-            agree, too. A function is not run in a fresh process.
-    """
-
-    runs: int | None = None
-    seed: int = SEED
-    deterministic: str | None = None
-    diagnose: bool = True
-    ops: bool | None = None
-    allow_empty: bool = False
-    tracer: str | None = None
-    stress: bool = False
-
-    def __post_init__(self) -> None:
-        if self.runs is not None and (type(self.runs) is not int or self.runs < 2):
-            raise ValueError(f"runs must be an int >= 2, got {self.runs!r}")
-        if self.deterministic not in (None, "on", "warn", "off"):
-            raise ValueError(f"deterministic must be 'on', 'warn', 'off' or None, got {self.deterministic!r}")
-        if self.tracer not in (None, *TRACERS):
-            raise ValueError(f"tracer must be {', '.join(map(repr, TRACERS))} or None, got {self.tracer!r}")
-        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be an int from 0 to 2**32 - 1, got {self.seed!r}")
-
-
-@dataclass(frozen=True)
-class RunningTest:
-    """The test that asks for a check: how its runs are made, and where their files lie.
-
-    Attributes:
-        item: the test.
-        folders: pytest's own.
-    """
-
-    item: pytest.Item
-    folders: pytest.TempPathFactory
-
-    def run_options(self, call: FunctionCall, options: Options, *, mode: str = "inference") -> RunOptions:
-        """Return the options of the call's runs in this test."""
-        from hashbench.core.check.function import device_of
-        from hashbench.core.records import RunOptions
-
-        return RunOptions(
-            mode=mode,
-            device=device_of(call),
-            runs=options.runs or _runs_set(self.item.config),
-            seed=options.seed,
-            deterministic=options.deterministic or "",
-            replays=setting_of(self.item.config, "hashbench_replays"),
-            diagnose_budget=setting_of(self.item.config, "hashbench_diagnose_budget") if options.diagnose else 0,
-            tracer=options.tracer or tracer_of(self.item.config),
-            stress=options.stress,
-            output=str(self.folder),
-        )
-
-    @functools.cached_property
-    def folder(self) -> Path:
-        """Folder for traces and repros of this test, created with the first one; existing files are kept."""
-        name = folder_name(self.item.nodeid)
-        asked = asked_output(self.item.config)
-        base = asked if asked is not None else self.folders.getbasetemp() / "hashbench"
-        folders = (base / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
-        return next(folder for folder in folders if not folder.exists())
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function or model in a message."""
-    return str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
+def asserts_of(item: pytest.Item, folders: pytest.TempPathFactory) -> Asserts:
+    """Return the checks of a test, with the options of ``pytest.ini``; ``folders`` are pytest's own."""
+    asked = asked_output(item.config)
+    base = asked if asked is not None else folders.getbasetemp() / "hashbench"
+    return Asserts(
+        defaults={
+            "runs": _runs_set(item.config),
+            "replays": setting_of(item.config, "hashbench_replays"),
+            "diagnose_budget": setting_of(item.config, "hashbench_diagnose_budget"),
+            "tracer": tracer_of(item.config),
+            "output": base / folder_name(item.nodeid),
+        },
+        files=item.path.parent,
+        records=item.config.getoption(RECORD),
+        how_to_record=f"pytest {RECORD}",
+        tell=lambda name, what: item.user_properties.append((name, item.nodeid if name == DREW else what)),
+    )
 
 
 def setting_of(config: pytest.Config, name: str) -> Any:

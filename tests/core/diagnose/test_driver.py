@@ -252,7 +252,7 @@ def test_what_gives_a_function_more_time_is_a_setting_of_pytest() -> None:
 
     row = check(0.001)
     assert row.advice.startswith(
-        "The time for experiments ended before the cause was certain: give them more (hashbench_diagnose_budget). "
+        "The time for experiments ended before the cause was certain: give them more (diagnose_budget). "
     )
     remedy = dict(row_finding(row, folder=Path()).facts)["to do"]
     assert "--diagnose-budget" not in remedy

@@ -138,3 +138,17 @@ def test_caller_line_skips_torch_and_the_library() -> None:
     assert re.fullmatch(r"test_arguments\.py:\d+ forward", inner)
     assert re.fullmatch(r"test_arguments\.py:\d+ test_caller_line_\w+", outer)  # past torch.nn.Module.__call__
     assert caller_line(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("<stdin>", "<stdin>:2 typed"),
+        ("<ipython-input-3-ab>", "<ipython-input-3-ab>:2 typed"),
+        ("<string>", "test_arguments.py"),  # what a library generates has such a name
+    ],
+)
+def test_lines_that_were_typed_are_the_users(file: str, expected: str) -> None:
+    space: dict[str, Any] = {"sys": sys, "caller_line": caller_line}
+    exec(compile("def typed():\n    return caller_line(sys._getframe())", file, "exec"), space)
+    assert space["typed"]().startswith(expected)

@@ -62,7 +62,7 @@ def test_all_that_is_known_is_a_fact() -> None:
         "computes something else in float64, too, where rounding is out of the way",
         "evidence": "proven; compilations with a change in which it is there: compilation/scalar_code 0/1; "
         "compilation/no_buffer_reuse 1/1; gone if scalar code (cpp.simdlen=1); not tried for lack of time "
-        "(hashbench_diagnose_budget): eager_op",
+        "(diagnose_budget): eager_op",
         "to do": "report the code generated for aten.relu.default.",
     }
 

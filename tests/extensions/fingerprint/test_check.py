@@ -16,6 +16,7 @@ from runner_helpers import FunctionRunner
 
 from hashbench.core.check.function import FunctionCall
 from hashbench.core.errors import HashbenchError
+from hashbench.core.finding import Finding
 from hashbench.core.records import ModelSpec, RunOptions
 from hashbench.core.run.workload import Workload
 from hashbench.extensions.fingerprint import check as fingerprint
@@ -135,25 +136,27 @@ CALL = FunctionCall(lambda x: x.exp().relu(), (torch.ones(2, 3),))
 OTHER = FunctionCall(lambda x: x.exp().tan(), (torch.ones(2, 3),))
 
 
-def keep(text: str) -> str:
-    assert text
-    return "kernels.txt"
+def changed(call: FunctionCall, name: str, path: Path) -> Finding | None:
+    kept = path.with_name("kernels.txt")
+    return changed_kernels(call, name, OPTIONS, path, keep=kept, how_to_record="record(it)")
 
 
 def test_a_recorded_function_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     assert record_function(CALL, "it", OPTIONS, path).startswith("2 kernels")
-    assert changed_kernels(CALL, "it", OPTIONS, path, keep=keep) is None
+    assert changed(CALL, "it", path) is None
 
 
 def test_other_kernels_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     record_function(CALL, "it", OPTIONS, path)
-    found = changed_kernels(OTHER, "it", OPTIONS, path, keep=keep)
+    found = changed(OTHER, "it", path)
     assert found is not None
     facts = dict(found.facts)
     assert found.headline == "it: 0 of 2 kernels changed since base.json was recorded"
-    assert facts["each kernel"] == "kernels.txt"
+    assert facts["each kernel"] == str(path.with_name("kernels.txt"))
+    assert "the same" in Path(facts["each kernel"]).read_text(encoding="utf-8")
+    assert found.next == ("record(it)",)
     assert facts["not recorded"] == "aten.tan.default"
     assert facts["no longer called"] == "aten.relu.default"
 
@@ -162,7 +165,7 @@ def test_file_of_another_function_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     record_function(CALL, "it", OPTIONS, path)
     with pytest.raises(HashbenchError, match="other"):
-        changed_kernels(CALL, "other", OPTIONS, path, keep=keep)
+        changed(CALL, "other", path)
 
 
 def test_function_without_kernels_is_refused(tmp_path: Path) -> None:

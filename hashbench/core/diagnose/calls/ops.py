@@ -194,6 +194,10 @@ class Definition:
         return ", ".join(part for part in (named, f"file {self.file.name}" if self.file is not None else "") if part)
 
 
+_MAIN = ("__main__", "__mp_main__")
+"""Names of the running program, which no other process can import."""
+
+
 def needs_definition(func: Any) -> bool:
     """Return whether a process that imports only torch lacks the op, or has another one of that name."""
     return hasattr(func, "_schema") and is_custom(func) and not _defining_file(func).startswith(_TORCH)
@@ -210,10 +214,24 @@ def definition_of(func: Any) -> Definition | None:
     file = _defining_file(func)
     if file and Path(file).is_file():
         loaded = [name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) == file]
-        return Definition(next((name for name in loaded if name != "__main__"), ""), Path(file).resolve())
+        return Definition(next((name for name in loaded if name not in _MAIN), ""), Path(file).resolve())
     namespace = func._schema.name.partition("::")[0]
     module = sys.modules.get(namespace)
     return Definition(namespace) if isinstance(module, ModuleType) and "." not in namespace else None
+
+
+def why_undefined(func: Any) -> str:
+    """Return why no new process is given the definition of an op that :func:`needs_definition`; empty if one is."""
+    if not needs_definition(func):
+        return ""
+    definition, op = definition_of(func), func._schema.name
+    if definition is None:
+        return f"no file defines {op}, as in an interactive session; put it into one and give it to repro.py"
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if definition.file is None or main is None or definition.file != Path(main).resolve():
+        return ""
+    name = definition.file.name
+    return f"{name} defines {op}, and is the running program; put it into another file and give it to repro.py"
 
 
 def _defining_file(func: Any) -> str:
@@ -225,9 +243,10 @@ def _defining_file(func: Any) -> str:
     from torch._library import custom_ops
 
     made = custom_ops.OPDEFS.get(func._schema.name)
-    source = inspect.getsourcefile(made._init_fn) if made is not None else None
-    if source:
-        return source
+    if made is not None:
+        typed = getattr(getattr(made._init_fn, "__code__", None), "co_filename", "")  # a name that is no file's
+        if source := inspect.getsourcefile(made._init_fn) or typed:
+            return source
     try:
         dump = torch._C._dispatch_dump(func._schema.name)
     except RuntimeError:

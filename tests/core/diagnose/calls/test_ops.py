@@ -24,6 +24,7 @@ from hashbench.core.diagnose.calls.ops import (
     path_among,
     why_refused,
     why_unchecked,
+    why_undefined,
 )
 
 aten: Any = torch.ops.aten
@@ -218,3 +219,25 @@ def test_an_op_is_refused_since_it_crashes(name: str) -> None:
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert ended in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+
+
+@torch.library.custom_op("test_ops::written", mutates_args=())
+def written(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+TYPED = """
+@torch.library.custom_op("test_ops::typed", mutates_args=())
+def typed(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+"""
+
+
+def test_an_op_that_no_new_process_can_define_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    exec(compile(TYPED, "<stdin>", "exec"), {"torch": torch})
+    assert why_undefined(aten.add.Tensor) == ""
+    assert why_undefined(torch.ops.test_ops.written.default) == ""
+    assert why_undefined(torch.ops.test_ops.typed.default).startswith("no file defines test_ops::typed, as in an inter")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__)
+    why = why_undefined(torch.ops.test_ops.written.default)
+    assert why.startswith("test_ops.py defines test_ops::written, and is the running program; put it into another ")
