@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,9 +31,9 @@ def run(folder: str) -> int:
     program, observed = task.program, _Observed(task)
     error: BaseException | None = None
     with ExitStack() as stack:
-        if task.fixed:
-            stack.enter_context(_fixed())
-        if program.seed is not None or task.fixed:
+        if task.clocks:
+            stack.enter_context(_fixed(task.clocks))
+        if program.seed is not None or task.clocks:
             observed.begin()
         if program.seed is not None:
             _seed(program.seed)
@@ -108,7 +108,7 @@ class _OnTorch:
 
 
 @contextmanager
-def _fixed() -> Iterator[None]:
+def _fixed(clocks: Mapping[str, int]) -> Iterator[None]:
     """Give the program clocks that advance per call, one process number, and fixed names of temporary files."""
     import tempfile
     import uuid
@@ -121,7 +121,7 @@ def _fixed() -> Iterator[None]:
     names = (f"{FIXED_NAME}{number:03}" for number in numbers)
     before, tempfile._name_sequence = tempfile._name_sequence, names  # type: ignore[attr-defined]
     with (
-        ticking_clocks(),
+        ticking_clocks(clocks),
         builtin_answering(os.getpid, lambda: FIXED_PROCESS, is_spared=sees_real_time),
         builtin_answering(
             os.urandom,

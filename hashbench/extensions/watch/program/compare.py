@@ -94,7 +94,23 @@ class RunsVerdict:
     @property
     def differs_inside(self) -> bool:
         """Whether tensors differ that reach a result."""
-        return self.divergence is not None or (self.loop is not None and self.loop.first is not None)
+        return self.divergence is not None or self.lengths_differ or self.step_differs
+
+    @property
+    def step_differs(self) -> bool:
+        """Whether the digests of a step differ."""
+        return self.loop is not None and self.loop.first is not None
+
+    @property
+    def lengths_differ(self) -> bool:
+        """Whether one run has more steps, although both came to an end."""
+        ends = self.first.end, self.second.end
+        return None not in ends and len({end.steps for end in ends if end is not None}) > 1
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernels that were compared."""
+        return 0 if self.traced is None else len(self.traced.first.records)
 
 
 def kind_of_end(run: ProgramRun) -> str:
@@ -139,6 +155,8 @@ def _traced(first: ProgramRun, second: ProgramRun, gaps: list[str], *, most: int
             traces = [trace_file.read(path, cut=True) for path in paths]
             if any(run.end is not None and run.end.bounded for run in (first, second)):
                 traces = _bounded(traces, most)
+            if not any(trace.records for trace in traces):
+                return None  # no kernel ran
             return find(*traces)
     except HashbenchError as error:
         gaps.append(f"Traces were not compared: {error.what}.")

@@ -78,9 +78,8 @@ def run_once(
     folder = Path(task.folder)
     folder.mkdir(parents=True)
     (folder / TASK).write_text(json.dumps(to_json(task)))
-    temporary = folder / "tmp"
     environment = {}
-    if task.fixed:
+    if task.clocks:
         temporary = folder.parent / "tmp"  # the same path in all of them
         temporary.mkdir(exist_ok=True)
         environment["TMPDIR"] = str(temporary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -32,6 +33,8 @@ from hashbench.extensions.watch.program.task import (
 
 PAIRS = 2
 """Pairs of traced runs of the second look, at most."""
+
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
 
 _EARLIER = 16
 """Steps by which a second look begins earlier, where the difference was there when its trace began."""
@@ -190,7 +193,8 @@ class ProgramLooks:
 
     def _explained(self, lead: RunsVerdict) -> tuple[ExplainedText, ...]:
         """Run the program twice with fixed clocks; return the texts that agree then."""
-        task = ProgramTask(self._request.program, "", watched=False, fixed=True)
+        clocks = {name: getattr(time, f"{name}_ns")() for name in _CLOCKS}
+        task = ProgramTask(self._request.program, "", watched=False, clocks=clocks)
         runs = []
         for number in (1, 2):
             runs.append(self._run(task, f"run {number} of 2 with a fixed clock"))

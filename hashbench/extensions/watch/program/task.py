@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TASK, END, NOTE = "task.json", "end.json", "capture.json"
@@ -53,7 +54,8 @@ class ProgramTask:
         first, stop: first step that is traced, and the one after the last; equal: none.
         most: maximum number of records of the trace.
         watched: digests of each step are recorded.
-        fixed: clocks, process number and names of temporary files are the same in every such run.
+        clocks: nanoseconds at which clocks start, by name, in a run in which they, the number of the process and the
+            names of temporary files are fixed; empty: they are real.
         capture: id of a record whose call is captured and replayed; empty: none.
     """
 
@@ -63,7 +65,7 @@ class ProgramTask:
     stop: int = 0
     most: int = 0
     watched: bool = True
-    fixed: bool = False
+    clocks: Mapping[str, int] = field(default_factory=dict)
     capture: str = ""
 
 

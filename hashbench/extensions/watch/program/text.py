@@ -12,7 +12,7 @@ from hashbench.core.io import to_json
 from hashbench.core.text import count, listed, percent, shorten
 from hashbench.core.trace.step_file import rank_path
 from hashbench.extensions.watch.compare import range_words
-from hashbench.extensions.watch.program.compare import TextDifference, lines_of
+from hashbench.extensions.watch.program.compare import RunsVerdict, TextDifference, lines_of
 from hashbench.extensions.watch.program.launch import ProgramRun
 from hashbench.extensions.watch.program.looks import ExplainedText, ProgramVerdict
 from hashbench.extensions.watch.text import first_step_words, meaning_of, part_words
@@ -28,7 +28,8 @@ def finding_of(verdict: ProgramVerdict, *, kept: bool) -> Finding:
         verdict: on the runs.
         kept: their recordings are kept, so that further commands can read them.
     """
-    equal = not verdict.differs and not verdict.lead.gaps and is_whole(verdict)
+    compared = any(True for _ in _compared(verdict))
+    equal = not verdict.differs and compared and not verdict.lead.gaps and is_whole(verdict)
     return Finding(
         headline=_headline(verdict),
         facts=tuple(_facts(verdict)),
@@ -54,6 +55,9 @@ def _headline(verdict: ProgramVerdict) -> str:
     if lead.loop is not None and lead.loop.first is not None:
         first = lead.loop.first
         return f"The runs differ from {first_step_words(first)} on: {part_words(first.differing[0])}"
+    if lead.lengths_differ:
+        steps = [count(run.end.steps, "step") for run in (lead.first, lead.second) if run.end is not None]
+        return f"The runs differ in length: {steps[0]} and {steps[1]}"
     if lead.ends_differ:
         return f"The runs end differently: {_end_words(lead.first)}, and {_end_words(lead.second)}"
     return f"The runs differ in {_text_words(verdict.texts[0])}"
@@ -62,20 +66,24 @@ def _headline(verdict: ProgramVerdict) -> str:
 def _equal_words(verdict: ProgramVerdict) -> str:
     runs = count(len(verdict.pairs) + 1, "run")
     compared = listed(list(_compared(verdict)))
+    if not compared:
+        return "Nothing was compared: the program printed nothing and ran no kernel"
     if not is_whole(verdict):
         return f"The {runs} agree until they were stopped: {compared}"
-    return f"The {runs} are equal: {compared}"
+    ended = verdict.lead.first.ended()
+    return f"The {runs} are equal: {compared}" + (f"; all ended with {ended}" if ended else "")
 
 
 def _compared(verdict: ProgramVerdict) -> Iterator[str]:
     """Yield what was compared, in words."""
     lead = verdict.lead
-    yield count(lines_of(lead.first.folder), "printed line")
+    if lines := lines_of(lead.first.folder):
+        yield count(lines, "printed line")
     if lead.loop is not None:
         steps = count(len(lead.loop.ranks[0].steps), "step")
         yield f"{steps} (batch, loss, gradients, parameters, buffers, optimizer state)"
-    if lead.traced is not None and lead.traced.first.records:
-        yield f"{count(len(lead.traced.first.records), 'kernel')} of {_traced_words(verdict)}"
+    if lead.kernels:
+        yield f"{count(lead.kernels, 'kernel')} of {_traced_words(verdict)}"
     if lead.first.files:
         yield count(len(lead.first.files), "file")
 
@@ -90,12 +98,11 @@ def _traced_words(verdict: ProgramVerdict) -> str:
 
 def _facts(verdict: ProgramVerdict) -> Iterator[tuple[str, str]]:
     lead = verdict.lead
-    if lead.first.ended() or lead.second.ended():
-        if lead.ends_differ:
-            yield "first run", _end_words(lead.first)
-            yield "second run", _end_words(lead.second)
-        else:
-            yield "all runs", _end_words(lead.first)
+    if lead.ends_differ:
+        yield "first run ended", _end_words(lead.first).removeprefix("ended ")
+        yield "second run ended", _end_words(lead.second).removeprefix("ended ")
+    elif verdict.differs and lead.first.ended():
+        yield "all runs ended", _end_words(lead.first).removeprefix("ended ")
     if verdict.named is not None:
         yield from divergence_facts(verdict.named.divergence)
     first = None if lead.loop is None else lead.loop.first
@@ -141,6 +148,8 @@ def _notes(verdict: ProgramVerdict) -> Iterator[str]:
     yield from lead.gaps
     yield from map(_explained_words, verdict.explained)
     yield from _look_notes(verdict)
+    if verdict.request.why and verdict.note is None and verdict.differs:
+        yield "No call was replayed: no kernel is where the difference entered."
     first = None if lead.loop is None else lead.loop.first
     if first is not None and (verdict.named is None or not verdict.named.made):
         yield meaning_of(first)
@@ -153,9 +162,19 @@ def _notes(verdict: ProgramVerdict) -> Iterator[str]:
             + "."
         )
     if lead.loop is not None and lead.loop.first is None:
-        for rank in lead.loop.ranks:
-            yield from rank.gaps
+        yield from _gaps(lead)
     yield _unseen_words(verdict)
+
+
+def _gaps(lead: RunsVerdict) -> Iterator[str]:
+    """Yield what was not compared of the steps, with words for the folders; not how both runs ended."""
+    names = {str(lead.first.folder): "the first run", str(lead.second.folder): "the second run"}
+    for rank in lead.loop.ranks if lead.loop is not None else ():
+        for gap in rank.gaps:
+            if not any(gap.startswith(f"{folder} ended after") for folder in names):
+                for folder, words in names.items():
+                    gap = gap.replace(folder, words)
+                yield gap[:1].upper() + gap[1:]
 
 
 def _explained_words(explained: ExplainedText) -> str:
@@ -200,7 +219,12 @@ def _unseen_words(verdict: ProgramVerdict) -> str:
     """Say what was not compared."""
     lead, unseen = verdict.lead, ["standard error"]
     end = lead.first.end
-    if end is None or not end.torch:
+    if end is None:
+        return (
+            "The program did not come to the end of its script: digests of its last second, and the trace of its last "
+            f"step, may be missing. Not compared: {listed(unseen)}."
+        )
+    if not end.torch:
         return (
             "The program did not import torch: only what it printed"
             + (" and the named files were" if lead.first.files else " was")

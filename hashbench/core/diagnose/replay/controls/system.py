@@ -23,7 +23,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from ctypes import c_void_p, py_object
@@ -151,8 +151,12 @@ _REAL_TIME_PACKAGES = (frozenset(sys.stdlib_module_names) | {"torch", "numpy", "
 
 
 @contextmanager
-def ticking_clocks() -> Iterator[Callable[[], None]]:
+def ticking_clocks(from_times: Mapping[str, int] | None = None) -> Iterator[Callable[[], None]]:
     """Replace all clocks that Python code can read: each starts at a fixed time on entry and advances by 1 ms per call.
+
+    Args:
+        from_times: nanoseconds at which clocks start, as of :func:`clock_starts`, in another process perhaps; default:
+            those of the first entry in this process.
 
     Yields a function that restarts them, faster than another entry. ``time.sleep`` sleeps and advances the clocks by as
     much. Each thread counts on its own. The standard library, torch, NumPy and hashbench see real time. Not covered:
@@ -160,7 +164,7 @@ def ticking_clocks() -> Iterator[Callable[[], None]]:
     """
     starts = itertools.count(1)
     current = [0]
-    clock = _Clock(current)
+    clock = _Clock(current, clock_starts() if from_times is None else from_times)
     with ExitStack() as stack:
         for builtin, answer in clock.answers():
             if _is_builtin(builtin):
@@ -173,8 +177,8 @@ def ticking_clocks() -> Iterator[Callable[[], None]]:
 class _Clock(threading.local):
     """Fake time of the current thread since restart ``current``. Reads the real clocks as all of hashbench."""
 
-    def __init__(self, current: list[int]) -> None:
-        self.current, self.start, self.elapsed = current, current[0], 0
+    def __init__(self, current: list[int], starts: Mapping[str, int]) -> None:
+        self.current, self.start, self.elapsed, self._starts = current, current[0], 0, starts
 
     def answers(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """Yield functions of ``time`` and stored methods of ``datetime`` with their replacements."""
@@ -192,7 +196,6 @@ class _Clock(threading.local):
             answers[f"{name}_ns"] = functools.partial(self.nanoseconds, name)
         for name in ("localtime", "gmtime", "ctime"):
             answers[name] = functools.partial(self.calendar, getattr(time, name))
-        _starts()
         yield from ((getattr(time, name), answer) for name, answer in answers.items() if hasattr(time, name))
         for stored in gc.get_referrers(datetime.datetime):  # each access to such a method makes another object
             is_method = isinstance(stored, types.BuiltinMethodType) and stored.__self__ is datetime.datetime
@@ -207,7 +210,7 @@ class _Clock(threading.local):
         return self.elapsed
 
     def nanoseconds(self, name: str) -> int:
-        return _starts()[name] + self.advance(STEP)
+        return self._starts[name] + self.advance(STEP)
 
     def seconds(self, name: str) -> float:
         return self.nanoseconds(name) / 1e9
@@ -241,7 +244,7 @@ class _Clock(threading.local):
 
 
 @functools.cache
-def _starts() -> dict[str, int]:
+def clock_starts() -> dict[str, int]:
     """Return the start of each clock: its time at the first entry in this process, since code may hold a deadline."""
     return {name: getattr(time, f"{name}_ns")() for name in _COUNTING if hasattr(time, f"{name}_ns")}
 
