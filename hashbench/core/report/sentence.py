@@ -374,7 +374,8 @@ def sentence(clauses: Sequence[Clause], *, new: str = "") -> str:
     parts += [
         f"whether {join_limited(clause.names, _NAMES)} got worse is not known: {clause.because}" for clause in unknown
     ]
-    return "; ".join(filter(None, parts))
+    text = "; ".join(filter(None, parts))
+    return f"{text[:1].upper()}{text[1:]}" if not new and not worse else text  # no name comes first
 
 
 def _models(clauses: Iterable[Clause]) -> str:
@@ -385,9 +386,10 @@ def _is_worse(clause: Clause) -> bool:
     return all(model.is_comparable for model in clause.models)
 
 
-def facts_of(clauses: Sequence[Clause]) -> Facts:
-    """Return a label and a line for each of the first models: what it did and does, where, and the link."""
-    models = [model for clause in clauses for model in clause.models]
+def facts_of(clauses: Sequence[Clause], others: Sequence[Explained] = ()) -> Facts:
+    """Return a label and a line for each of the first models, ``others`` last: what it did and does, where, and the
+    link."""
+    models = [*(model for clause in clauses for model in clause.models), *others]
     often = Counter(model.name for model in models)
     lines = [(_label(model, often[model.name] > 1), _line(model)) for model in models[:_LISTED]]
     more = len(models) - _LISTED
@@ -401,8 +403,9 @@ def _label(model: Explained, several: bool) -> str:
 
 def _line(model: Explained) -> str:
     base, new = (row.accuracy if row else "no row" for row in (model.change.base, model.change.new))
+    status = new if model.change.outcome is Became.NEW else f"{base} -> {new}"
     where = model.kernel and ", ".join(filter(None, (_in_module(model), model.source)))
-    return "; ".join(filter(None, (f"{base} -> {new}", one_line(where or ""), model.error, model.link)))
+    return "; ".join(filter(None, (status, one_line(where or ""), model.error, model.link)))
 
 
 def _in_module(model: Explained) -> str:

@@ -27,6 +27,7 @@ from hashbench.core.records import MODES, SWEEP_MODES, ModelSpec, Row, flags_of_
 from hashbench.core.text import masked
 
 if TYPE_CHECKING:
+    from hashbench.core.finding import Finding
     from hashbench.core.sweep.request import SweepRequest
     from hashbench.core.sweep.run import SweepResult
     from hashbench.extensions.report.expectations import JudgedNight
@@ -67,7 +68,12 @@ def _add_nightly(nightly: OneLineParser) -> None:
     nightly.set_defaults(backend="", stress=False)
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="Compare with the baseline CSVs in DIR.")
     nightly.add_argument("--annotations", action="store_true", help="Print GitHub's workflow commands, too.")
+    _add_json(nightly)
     nightly.add_argument("flags", nargs="*", metavar="-- FLAGS", help="Pass FLAGS to every `hashbench sweep`.")
+
+
+def _add_json(command: OneLineParser) -> None:
+    command.add_argument("--json", action="store_true", help="Print the verdict as a JSON document.")
 
 
 def _flag_of_sweep(flag: str) -> str:
@@ -91,11 +97,13 @@ def _nightly(parsed: argparse.Namespace) -> int:
 
 
 def _night(parsed: argparse.Namespace) -> int:
+    from hashbench.core.report.sentence import next_of
     from hashbench.core.report.table import what_passing_means
     from hashbench.core.results.load import load_sweep
     from hashbench.core.sweep.request import diagnosis_servers
     from hashbench.extensions.report import nightly
     from hashbench.extensions.report.exports import as_annotations, as_summary
+    from hashbench.extensions.report.verdict import finding_of
 
     # Nights of compiled models are compared with each other alone.
     parsed.output = parsed.output or Path("results") / "_".join(filter(None, ("nightly", parsed.backend)))
@@ -121,15 +129,31 @@ def _night(parsed: argparse.Namespace) -> int:
         judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
     if len(ran) == len(parts) and not any(ran) and (since := nightly.complete_since(parts)):
         say(f"this night is complete since {since:%Y-%m-%d %H:%M}, nothing was run", 0)
-    flags.show(as_summary(judged))
-    if meaning := what_passing_means(rows, width=flags.look_of(sys.stdout).width):
-        print(f"{meaning}\n")
-    for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
-        print(f"Report: {folder / name}")
-    print(f"Next: {_next_command(judged, parts, folder=folder, expected=parsed.expected)}")
-    if parsed.annotations:
+    reports = [str(folder / name) for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE)]
+    commands = (_next_command(judged, parts, folder=folder, expected=parsed.expected),)
+    if _is_shown(parsed):
+        meaning = what_passing_means(rows)
+        _show(parsed, finding_of(judged, commands=commands, reports=reports, meaning=meaning))
+    else:
+        flags.show(as_summary(judged))
+        if meaning := what_passing_means(rows):
+            print(f"{meaning}\n")
+        for path in reports:
+            print(f"Report: {path}")
+        for command in next_of(judged.clauses) or commands:
+            print(f"Next: {command}")
+    if parsed.annotations and not parsed.json:
         flags.show(as_annotations(judged), end="")
     return EXIT_DIFFERENCE if judged.got_worse else 0
+
+
+def _is_shown(parsed: argparse.Namespace) -> bool:
+    """Return True for a verdict that is shown as a finding: as JSON, or on a terminal, where nobody reads Markdown."""
+    return parsed.json or flags.look_of(sys.stdout).width is not None
+
+
+def _show(parsed: argparse.Namespace, finding: Finding) -> None:
+    flags.show_finding(finding, argparse.Namespace(json=parsed.json, html=None), title="hashbench nightly")
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
@@ -289,6 +313,7 @@ def _add_report(report: OneLineParser) -> None:
         action="store_true",
         help="Exit with 1 if anything got worse or, in one sweep alone, differs or fails.",
     )
+    _add_json(report)
 
 
 def _report(parsed: argparse.Namespace) -> int:
@@ -296,6 +321,7 @@ def _report(parsed: argparse.Namespace) -> int:
     from hashbench.extensions.report.benchmark_results import as_benchmark_results
     from hashbench.extensions.report.expectations import assess
     from hashbench.extensions.report.exports import as_annotations, as_markdown
+    from hashbench.extensions.report.verdict import finding_of, headline
 
     judged = assess(parsed.folders, expected=parsed.expected)
     for path, form in (
@@ -309,10 +335,12 @@ def _report(parsed: argparse.Namespace) -> int:
         flags.show(as_benchmark_results(judged), end="")
     elif parsed.annotations:
         flags.show(as_annotations(judged), end="")
+    elif parsed.json or (_is_shown(parsed) and not (parsed.html or parsed.markdown or parsed.junit)):
+        _show(parsed, finding_of(judged))
     elif not (parsed.html or parsed.markdown or parsed.junit):
         flags.show(as_markdown(judged), end="")
     else:
-        flags.show(f"{judged.night.label}: {judged.verdict}")
+        flags.show(f"{judged.night.label}: {headline(judged)}")
     return EXIT_DIFFERENCE if parsed.strict and judged.failed else 0
 
 

@@ -27,10 +27,12 @@ from hashbench.core.report.compare import (
     tracer_remark,
     what_happened,
 )
-from hashbench.core.results.load import Sweep, load_files, load_sweep
+from hashbench.core.report.sentence import Case, Clause, Explained, clauses_of, explained
+from hashbench.core.results.load import Sweep, load_sweep
 from hashbench.core.results.rows import row_key
 from hashbench.core.text import count, listed
-from hashbench.extensions.report.history import History, Interval, ModelHistory, Night, load_history, seen
+from hashbench.extensions.report.history import History, Interval, ModelHistory, Night, load_history, seen, sweep_of
+from hashbench.extensions.report.night_cases import explain
 
 STALE_AFTER = 30
 """Nights in which a model ran without showing what is expected, after which the expectation is stale."""
@@ -179,12 +181,16 @@ class JudgedNight:
         judgements: every model of either side, the worst first.
         before: index of the last earlier night with rows; ``None``: there is none.
         remarks: sentences on what cannot be compared.
+        clauses: why models got worse, the most severe reason first; empty if none did.
+        found: models that differ or fail and have nothing to compare with.
     """
 
     history: History
     judgements: tuple[Judgement, ...]
     before: int | None = None
     remarks: tuple[str, ...] = ()
+    clauses: tuple[Clause, ...] = ()
+    found: tuple[Explained, ...] = ()
 
     @property
     def night(self) -> Night:
@@ -227,15 +233,8 @@ class JudgedNight:
         unknown = set(worse) == {ExpectationStatus.NOT_COMPARABLE} and not self.night.problems
         verb = "whether anything got worse is not known" if unknown else "worse"
         found = f"{verb}: {', '.join(parts)}" if parts else "nothing got worse"
-        return self.sentence(found)
-
-    def sentence(self, found: str, *, names_first: bool = False) -> str:
-        """Return ``found``, after the names of new rows that differ or fail, and before the number of other rows that
-        had nothing to compare with. A name that comes first is no word to capitalize."""
         new = new_in_words(self.new_trouble)
-        if not new and not names_first:
-            found = f"{found[:1].upper()}{found[1:]}"
-        return "; ".join(filter(None, (new, found))) + self.not_compared
+        return "; ".join(filter(None, (new, found if new else f"{found[:1].upper()}{found[1:]}"))) + self.not_compared
 
     @property
     def new_trouble(self) -> tuple[Judgement, ...]:
@@ -363,7 +362,9 @@ def judge(
             judgement.key,
         )
     )
-    judged = JudgedNight(history, tuple(judgements), before)
+    before_it = {row_key(row): row for row in (last.rows if last else ())}
+    cases = [Case(change=one, new=new, before=before_it.get(one.key), base=last) for one in _to_explain(judgements)]
+    judged = _with_reasons(JudgedNight(history, tuple(judgements), before), map(explained, cases))
     return replace(judged, remarks=tuple(_remarks(judged, new, expected)))
 
 
@@ -434,10 +435,11 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
             tip="Compare with it by `hashbench compare`, or make one by `hashbench expect`.",
         )
     history = load_history(folders, until=until)
-    new = _sweep_of(history.nights[-1])
+    new = sweep_of(history.nights[-1])
     before = next((index for index in range(len(history.nights) - 2, -1, -1) if history.nights[index].counts), None)
-    last = _sweep_of(history.nights[before]) if before is not None else None
+    last = sweep_of(history.nights[before]) if before is not None else None
     judged = judge(history, new, expected=wanted, last=last, before=before)
+    judged = _with_reasons(judged, explain(_to_explain(judged.judgements), history, before=before))
     if last is None or before is None:
         return judged
     rows = {row_key(row): row for row in last.rows}
@@ -447,6 +449,13 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
     return replace(judged, remarks=(*judged.remarks, *about))
 
 
-def _sweep_of(night: Night) -> Sweep:
-    """Return the full rows of a night, of the files that can be read."""
-    return load_files(night.files, path=night.folder, damaged_night=bool(night.problems))
+def _to_explain(judgements: Iterable[Judgement]) -> list[Judgement]:
+    """Return what got worse, and what differs or fails and has nothing to compare with."""
+    return [judgement for judgement in judgements if judgement.worse or is_new_trouble(judgement)]
+
+
+def _with_reasons(judged: JudgedNight, known: Iterable[Explained]) -> JudgedNight:
+    """Return the night with the reasons of its models, those of :func:`_to_explain`."""
+    models = list(known)
+    worse = [model for model in models if model.change.outcome.worse]
+    return replace(judged, clauses=clauses_of(worse), found=tuple(model for model in models if model not in worse))

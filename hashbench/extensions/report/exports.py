@@ -19,11 +19,13 @@ from tabulate import tabulate
 from hashbench.core.catalog import Kind, kind_of
 from hashbench.core.extensions import blamed, rate_of, remarks_of, remedy, words_for
 from hashbench.core.records import Row, is_link, value_of
+from hashbench.core.report.sentence import next_of, notes_of
 from hashbench.core.report.text import escape_markdown
 from hashbench.core.results.rows import row_key
 from hashbench.core.text import count, one_line, printable, shorten
 from hashbench.extensions.report.expectations import STALE_AFTER, ExpectationStatus, JudgedNight, Judgement
 from hashbench.extensions.report.history import same_but_for_the_tracer, seen
+from hashbench.extensions.report.verdict import headline
 
 # -------------------------------------------------------------------------------------------------- Markdown
 
@@ -69,6 +71,9 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
         .render(
             history=history,
             judged=judged,
+            headline=headline(judged),
+            notes=notes_of(judged.clauses),
+            commands=next_of(judged.clauses),
             lines=lines,
             details=details,
             only_beginning=only_beginning,

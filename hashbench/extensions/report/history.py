@@ -25,7 +25,7 @@ from hashbench.core.io import read_json_object
 from hashbench.core.records import Row
 from hashbench.core.report.compare import EnvironmentChange, environment_changes
 from hashbench.core.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
-from hashbench.core.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
+from hashbench.core.results.load import Sweep, csv_files, load_file, load_files, night_problems, refuse_mixed
 from hashbench.core.results.rows import row_key
 
 
@@ -213,6 +213,11 @@ def load_history(folders: Iterable[Path | str], *, until: Path | None = None) ->
             tip="Name folders that `hashbench sweep` or `hashbench nightly` wrote.",
         )
     return History(tuple(nights), tuple(rows.models(last=len(nights) - 1)))
+
+
+def sweep_of(night: Night) -> Sweep:
+    """Return the full rows of a night, of the files that can be read."""
+    return load_files(night.files, path=night.folder, damaged_night=bool(night.problems))
 
 
 def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapping[str, Any]]) -> Night:

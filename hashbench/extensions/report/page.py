@@ -21,7 +21,7 @@ from hashbench.core.finding import page as pages
 from hashbench.core.finding.page import bundled, policy_for
 from hashbench.core.records import Row, is_link, value_of
 from hashbench.core.report.again import sweep_again
-from hashbench.core.report.compare import VERBS, merged, named
+from hashbench.core.report.compare import merged
 from hashbench.core.results.rows import ROWS
 from hashbench.core.text import (
     deterministic_here,
@@ -47,9 +47,10 @@ from hashbench.extensions.report.charts import (
     totals_of,
 )
 from hashbench.extensions.report.diagnoses import Excerpt, anchor_of, model_views
-from hashbench.extensions.report.expectations import ExpectationStatus, JudgedNight, counted, rows_of_models
+from hashbench.extensions.report.expectations import JudgedNight, rows_of_models
 from hashbench.extensions.report.groups import Group, expectation_of, groups_of, is_known, is_news
 from hashbench.extensions.report.history import Night
+from hashbench.extensions.report.verdict import headline
 
 
 def render_html(
@@ -150,33 +151,6 @@ def why(row: Row) -> str:
 
 def _labelled(row: Row) -> list[tuple[str, str]]:
     return [(column.label, value_of(row, name)) for name, (_, _, column) in ROWS.columns.items() if column.label]
-
-
-def headline(judged: JudgedNight) -> str:
-    """Return the verdict in a few words, with the names of up to :data:`~hashbench.core.report.compare.NAMED`
-    models."""
-    worse = [judgement for judgement in judged.judgements if judgement.worse]
-    unknown = [judgement for judgement in worse if judgement.status is ExpectationStatus.NOT_COMPARABLE]
-    known = [judgement for judgement in worse if judgement not in unknown]
-    parts = [f"{named(known) or rows_of_models(known)} got worse"] if known else []
-    parts += [f"whether {named(unknown) or rows_of_models(unknown)} got worse is not known"] if unknown else []
-    text = _found(judged) if judged.alone else ", and ".join(parts) or "nothing got worse"
-    broken = f"{', and' if parts or judged.alone else ', but'} the night is not whole"
-    text += broken if judged.night.problems else ""
-    return text if judged.alone else judged.sentence(text, names_first=bool(known))
-
-
-def _found(judged: JudgedNight) -> str:
-    """Summarise a night alone: ``Of 3 models, a and b differ, c fails``, or counts where there are more names."""
-    rows = [judgement for judgement in judged.judgements if judgement.new is not None]
-    trouble = [judgement for judgement in rows if judgement.in_trouble]
-    if not trouble or not named(trouble):
-        return counted(judged.judgements)
-    parts = []
-    for kind, verbs in VERBS.items():
-        if same := [judgement for judgement in trouble if kind_of(judgement.now) is kind]:
-            parts.append(f"{named(same)} {verbs[len({judgement.key[-1] for judgement in same}) > 1]}")
-    return f"Of {rows_of_models(rows)}, {', '.join(parts)}"
 
 
 def _command_of(group: Group, night: Night) -> str:

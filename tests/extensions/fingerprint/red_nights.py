@@ -294,7 +294,7 @@ UNKNOWN = {
         Side((passes("a"),)),
         Side((differs("a", batch_size=8),)),
         {"a": Reason.UNKNOWN},
-        ("whether a got worse is not known: batch_size 4 → 8",),
+        ("Whether a got worse is not known: batch_size 4 → 8",),
     ),
 }
 """Nights of which no reason can be known."""

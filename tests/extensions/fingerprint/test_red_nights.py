@@ -10,6 +10,7 @@ import pytest
 
 from hashbench import cli
 from hashbench.core.report.reasons import Reason
+from hashbench.core.report.text import escape_markdown
 from hashbench.extensions import EXTENSIONS
 from tests.extensions.fingerprint.red_nights import PLANTED, UNKNOWN, Night
 
@@ -37,3 +38,20 @@ def test_compare_says_the_reason(night: Night, tmp_path: Path, capsys: pytest.Ca
     assert document["headline"] in text
     for words in night.said:
         assert words in text
+
+
+@REPORTS
+@pytest.mark.parametrize("night", NIGHTS.values(), ids=NIGHTS)
+def test_a_report_of_both_nights_says_the_reason(
+    night: Night, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    night.write(tmp_path)
+    assert cli.main(["report", str(tmp_path), "--json", "--strict"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert {model["name"]: clause["class"] for clause in document["classes"] for model in clause["models"]} == {
+        name: str(reason) for name, reason in night.reasons.items()
+    }
+    assert cli.main(["report", str(tmp_path)]) == 0
+    (headline,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("**")]
+    for words in night.said:
+        assert escape_markdown(words) in headline or words in "".join(document["next"])

@@ -14,6 +14,7 @@ from command_helpers import ZOO, run
 from core.report.rows import differing, row, write_night, write_rows
 from sweep_helpers import snapshot
 
+from hashbench import cli
 from hashbench.core.results.rows import read_rows
 from hashbench.extensions.report import nightly
 
@@ -39,7 +40,7 @@ def test_first_night_reports_what_differs(first):
     assert {path.name for path in night.iterdir()} == {
         *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml", ".lock")
     }
-    assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Of 2 models, 1 differs and 1 passes**\n")
+    assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Of 2 models, drifting differs**\n")
     assert "\nNext: hashbench sweep --inference --suite zoo.py --only drifting\n" in done.stdout
     assert (done.stdout.count("Passed means: two runs were equal."), "Passed means" in done.stderr) == (1, False)
     assert "where: zoo.py:17 forward" in done.stderr
@@ -139,7 +140,7 @@ def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_prints_markdown(main, worse, flags, code):
     done = main("report", "nights", *flags, cwd=worse)
     assert done.returncode == code, done.stderr
-    assert done.stdout.startswith("# hashbench: 2026-11-20\n\n**Worse: 1 new difference**\n")
+    assert done.stdout.startswith("# hashbench: 2026-11-20\n\n**1 model got worse: b (not known: ")
     assert "## Everything that does not pass" in done.stdout
 
 
@@ -149,17 +150,45 @@ def test_csvs_without_a_common_model_are_one_night(main, tmp_path):
     write_rows(tmp_path / "big" / "torchvision.csv", [row("a"), row("c")])
     done = main("report", "big/timm.csv", "big/torchvision.csv", "--strict", cwd=tmp_path)
     assert (done.returncode, "missing" in done.stdout) == (1, False), done.stderr
-    assert done.stdout.startswith("# hashbench: big\n\n**Of 4 models, 1 differs and 3 pass**\n\n1 night of history")
+    assert done.stdout.startswith("# hashbench: big\n\n**Of 4 models, b differs**\n\n1 night of history")
     write_rows(tmp_path / "big" / "later.csv", [row("a"), differing("c")])
     done = main("report", "big/torchvision.csv", "big/later.csv", cwd=tmp_path)
     assert "2 nights of history" in done.stdout
 
 
+SENTENCE = "1 model got worse: b (not known: nothing that is recorded changed, aten.index_put_.default)"
+
+
 def test_report_writes_files_and_prints_a_line(main, worse):
     done = main("report", "nights", "--html", "o/p.html", "--markdown", "o/s.md", "--junit", "o/j.xml", cwd=worse)
-    assert (done.returncode, done.stdout) == (0, "2026-11-20: Worse: 1 new difference\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"2026-11-20: {SENTENCE}\n"), done.stderr
     assert {path.name for path in (worse / "o").iterdir()} == {"p.html", "s.md", "j.xml"}
     assert ElementTree.parse(worse / "o" / "j.xml").getroot().get("failures") == "1"
+
+
+def test_a_terminal_gets_no_markdown_and_no_line_beyond_its_width(worse, monkeypatch, capfd):
+    monkeypatch.chdir(worse)
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert cli.main(["report", "nights"]) == 0
+    said = capfd.readouterr().out
+    *lines, command = said.splitlines()
+    assert " ".join(said.split()).startswith(SENTENCE)
+    assert [line for line in lines if len(line) > 70 or line.startswith(("#", "|", "**"))] == []
+    assert command.startswith("Next: hashbench sweep --suite torchvision --training --runs 60 --only b ")
+
+
+def test_the_document_of_a_report_has_the_sentence_and_the_classes(main, worse):
+    done = main("report", "nights", "--json", "--strict", cwd=worse)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["headline"], document["worse"]) == (1, SENTENCE, True)
+    ((clause, model),) = [(clause, model) for clause in document["classes"] for model in clause["models"]]
+    assert (clause["class"], model["name"], model["kernel"]) == ("not known", "b", "aten.index_put_.default")
+    assert document["next"] == [clause["next"]]
+    assert [(one["name"], one["verdict"]) for one in document["models"]] == [
+        ("b", "new difference"),
+        ("a", "as last night"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def test_markdown_begins_with_what_is_new_and_what_got_worse(night):
         "Diagnoses",
     ]
     verdict = "worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself"
-    assert f" is new and differs; {verdict}; 1 more row had nothing to compare with: 1 passes**" in text
+    assert " is new and differs; 3 models got worse: " in text.splitlines()[2]
+    assert text.splitlines()[2].endswith("; 1 more row had nothing to compare with: 1 passes**")
+    assert f" is new and differs; {verdict}; 1 more row" in text.partition("## Totals")[2]
     assert "- timm in training: no &lt;b&gt;timm" in text
     assert as_summary(night) == text[: text.index("\n## Everything")]
 
@@ -212,7 +214,7 @@ def test_who_is_strict_is_told_of_one_sweep_alone(tmp_path, made, code, capsys):
 
 def test_one_sweep_alone_lists_differing_and_failing(alone):
     headings = re.findall(r"^## (.*)$", as_markdown(alone), re.MULTILINE)
-    assert headings == ["Totals", "What differs", "What fails", "Diagnoses"]
+    assert headings == ["What differs", "What fails", "Totals", "Diagnoses"]
     root = ElementTree.fromstring(as_junit(alone))
     told = {
         (case.get("classname", ""), case.get("name", "")): [child.tag for child in case]

@@ -128,7 +128,8 @@ def test_the_reports_of_a_night_lie_in_its_folder_and_say_the_same(tmp_path):
     judged = nightly.report(nights, folder=nights / "2026-11-20", expected=expected)
     assert judged.got_worse
     files = {name: (nights / "2026-11-20" / name).read_text() for name in ("report.html", "report.md", "junit.xml")}
-    assert "**Worse: 4 new difference**" in files["report.md"]
+    assert "\n**2 models got worse: drifts (not known: " in files["report.md"]
+    assert "\nWorse: 4 new difference.\n" in files["report.md"]
     assert ElementTree.fromstring(files["junit.xml"]).get("failures") == "4"
     assert "aten.index_put_.default" in files["report.html"]
 

@@ -22,7 +22,8 @@ from hashbench.core.trace import file
 from hashbench.extensions.report.diagnoses import DETAILS, anchor_of, read_excerpts
 from hashbench.extensions.report.expectations import ExpectationStatus, JudgedNight
 from hashbench.extensions.report.history import History, Interval, ModelHistory, Night, Trouble
-from hashbench.extensions.report.page import as_script_content, headline, machine_of, render_html
+from hashbench.extensions.report.page import as_script_content, machine_of, render_html
+from hashbench.extensions.report.verdict import headline
 from tests.core.report.rows import row
 from tests.experiment_texts import evidence
 from tests.extensions.compiled.compiled_rows import INACCURATE, ROUNDED, WHY
@@ -127,16 +128,23 @@ def test_an_endless_error_is_cut() -> None:
 # ------------------------------------------------------------------------------------------------ what it says
 
 
+UNRECORDED = "(not known: what changed is not recorded, died with signal 9)"
 mine = functools.partial(diagnosed, suite="torchvision")
 
 
 @pytest.mark.parametrize(
     ("nights", "words"),
     [
-        ([[row("a")], [mine("a")]], "a got worse"),
-        ([[row("a"), row("b")], [failed("a"), failed("b")]], "a and b got worse"),
-        ([[row(n) for n in "abc"], [failed(n) for n in "abc"]], "a, b and c got worse"),
-        ([[row(n) for n in "abcd"], [failed(n) for n in "abcd"]], "4 models got worse"),
+        (
+            [[row("a")], [mine("a")]],
+            "1 model got worse: a (not known: what changed is not recorded, aten.index_put.default)",
+        ),
+        ([[row("a"), row("b")], [failed("a"), failed("b")]], f"2 models got worse: a, b {UNRECORDED}"),
+        ([[row(n) for n in "abc"], [failed(n) for n in "abc"]], f"3 models got worse: a, b, c {UNRECORDED}"),
+        (
+            [[row(n) for n in "abcd"], [failed(n) for n in "abcd"]],
+            f"4 models got worse: a, b, c and 1 more {UNRECORDED}",
+        ),
         ([[row("a")], [row("a")]], "Nothing got worse"),
         ([[failed("a")], [row("a")]], "Nothing got worse"),
         ([[DIAGNOSED, row("a")]], "Of 2 models, message_passing differs"),
@@ -148,12 +156,15 @@ mine = functools.partial(diagnosed, suite="torchvision")
             [[row("a"), mine("b", deterministic="off")], [row("a"), row("b", deterministic="on"), mine("c")]],
             "c is new and differs; nothing got worse",
         ),
-        ([[row("a", threads=2)], [mine("a", threads=7)]], "Whether a got worse is not known"),
+        ([[row("a", threads=2)], [mine("a", threads=7)]], "Whether a got worse is not known: threads 2 → 7"),
         (
             [[row("a"), row("b", threads=2)], [failed("a"), mine("b", threads=7)]],
-            "a got worse, and whether b got worse is not known",
+            f"1 model got worse: a {UNRECORDED}; whether b got worse is not known: threads 2 → 7",
         ),
-        ([[row("a")], [failed("a"), row("b")]], "a got worse; 1 row had nothing to compare with: 1 passes"),
+        (
+            [[row("a")], [failed("a"), row("b")]],
+            f"1 model got worse: a {UNRECORDED}; 1 row had nothing to compare with: 1 passes",
+        ),
     ],
 )
 def test_the_headline_is(nights: list[list[Row]], words: str) -> None:
@@ -162,7 +173,7 @@ def test_the_headline_is(nights: list[list[Row]], words: str) -> None:
 
 def test_headline_says_that_a_night_is_not_whole() -> None:
     night = judged([row("a")], [row("a")], problems=("a CSV is cut off",))
-    assert headline(night) == "Nothing got worse, but the night is not whole"
+    assert headline(night) == "Nothing got worse, but the night is not whole: a CSV is cut off"
 
 
 def test_the_time_of_making_is_told() -> None:
@@ -303,11 +314,28 @@ def test_addresses_of_hostile_names_are_safe() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_.~-]+", anchor) for anchor in anchors)
 
 
-def test_one_sweep_alone_begins_with_its_totals() -> None:
+def test_what_differs_stands_before_totals() -> None:
     alone, compared = page([failed("a")]), page([row("a")], [failed("a")])
     assert (">What differs</h2>" in alone, ">What changed</h2>" in compared) == (True, True)
-    assert alone.index('id="totals"') < alone.index('id="changes"')
-    assert compared.index('id="totals"') > compared.index('id="changes"')
+    for text in (alone, compared):
+        assert text.index('id="totals"') > text.index('id="changes"') > text.index("<h1")
+
+
+def test_the_sentence_links_to_the_models() -> None:
+    text = page([row("a")], [mine("a")])
+    (line,) = re.findall(r'<p class="lede reason">(.*)</p>', text)
+    (anchor,) = re.findall(r'href="#([^"]+)"><bdi>a<', line)
+    assert f'id="{anchor}"' in text
+    assert line.startswith("<b>not known</b> what changed is not recorded: ")
+    assert "This would tell: <code>hashbench sweep --suite torchvision --training --runs 60 --only a " in line
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_charts_are_drawn_from_three_nights_on(number: int) -> None:
+    text = page(*[[mine("a", seconds=2.0)]] * number)
+    drawn = number > 2
+    assert ('class="strip"' in text, 'class="spark"' in text) == (drawn, drawn)
+    assert ('<section id="nights" aria-labelledby="nights-title">' in text, 'href="#nights"' in text) == (drawn, drawn)
 
 
 def test_rows_and_models_are_counted_apart() -> None:
