@@ -3,7 +3,6 @@ from measured files: no result in them is typed by hand.
 
     python docs/readme_tables.py --specimens results/specimens/* --benchmarks benchmarks.json
     python docs/readme_tables.py --cost overhead.json
-    python docs/readme_tables.py --difference results/specimens/training
     python docs/readme_tables.py --audit results/expected/audit_cpu.csv results/expected/audit_rows_cpu.csv
     python docs/readme_tables.py --sweeps results/full/* --differences results/full/* results/off/*
 
@@ -40,20 +39,6 @@ FINDING_COLUMNS = ("accuracy", "kernel", "module", "phase", "cause", "confidence
 NATIVE_GOALS = "Goals of the native tracer"
 LONGEST = 145
 """Characters of a cell; whole sentences are in the CSV."""
-
-
-def difference(folder: Path) -> str:
-    """Columns of the first row of a sweep that differs: where, why, what to do, and the repro."""
-    row = next(row for row in read_rows(folder / "accuracy.csv") if row.accuracy == "eager_two_runs_differ")
-    lines = {
-        "accuracy": row.accuracy,
-        "kernel": f"{row.kernel}   ({row.phase}, {row.module}, {row.source})",
-        "cause": f"{row.cause}, {row.confidence}: {row.because}",
-        "advice": row.advice,
-        "repro": f"{row.repro}   ({row.reproduced})",
-    }
-    shown = [f"{name:10}{textwrap.shorten(text, LONGEST, placeholder=' …')}" for name, text in lines.items()]
-    return "\n".join(["```text", *shown, "```"])
 
 
 def specimens(
@@ -162,7 +147,6 @@ def main() -> None:
     """Read the given files, replace their tables."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--specimens", type=Path, nargs="+", help="results folders of sweeps of the specimens")
-    parser.add_argument("--difference", type=Path, help="results folder of a sweep whose first difference is shown")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")
     parser.add_argument("--cost", type=Path, help="file of `python -m benchmarks overhead --json`")
     parser.add_argument("--sweeps", type=Path, nargs="+", help="results folders for the totals in docs/findings.md")
@@ -181,8 +165,6 @@ def main() -> None:
         short = specimens(given.specimens, columns=README_COLUMNS, causes=README_CAUSES)
         _replace(ROOT / "README.md", "specimens", short)
         _replace(ROOT / "docs" / "causes.md", "specimens", specimens(given.specimens, columns=CAUSES_COLUMNS))
-    if given.difference is not None:
-        _replace(ROOT / "README.md", "difference", difference(given.difference))
     if given.cost is not None or given.benchmarks is not None:
         _replace(ROOT / "README.md", "cost", cost(given.cost or given.benchmarks))
         native = benchmarks(given.cost or given.benchmarks, of=NATIVE_GOALS)

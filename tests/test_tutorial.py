@@ -1,4 +1,4 @@
-"""Follow docs/tutorial.md: its commands run one after the other, and print what the page shows."""
+"""Follow the README and docs/tutorial.md: their commands run one after the other, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from command_helpers import CHECKOUT, Main
 
-PAGE = (CHECKOUT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def _blocks(language: str) -> list[str]:
-    return [block["text"] for block in BLOCK.finditer(PAGE) if block["language"] == language]
+def _blocks(page: str, language: str) -> list[str]:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    return [block["text"] for block in BLOCK.finditer(text) if block["language"] == language]
 
 
 def _steady(text: str) -> str:
@@ -37,11 +37,27 @@ def _matches(shown: str, printed: str) -> bool:
 def test_each_command_of_the_tutorial_prints_what_the_page_shows(
     main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (zoo,) = _blocks("python")
-    (tmp_path / "zoo.py").write_text(zoo, encoding="utf-8")
+    _follow("docs/tutorial.md", "zoo.py", main, tmp_path, monkeypatch)
+    page = (tmp_path / "nights" / "tuesday" / "report.html").read_text(encoding="utf-8")
+    assert "write_race" in page
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_name_the_kernel_and_leave_no_file(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # as on a machine of two cores: alone, a thread races with nobody
+    _follow("README.md", "train.py", main, tmp_path, monkeypatch)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def _follow(page: str, file: str, main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the code of a page as ``file``, and run its commands."""
+    (code_of_page,) = _blocks(page, "python")
+    (tmp_path / file).write_text(code_of_page, encoding="utf-8")
     monkeypatch.setattr(sys, "stderr", sys.stdout)
     code = 0
-    for command, shown in (each for block in _blocks("console") for each in COMMAND.findall(block)):
+    for command, shown in (each for block in _blocks(page, "console") for each in COMMAND.findall(block)):
         program, *words = shlex.split(command)
         if program == "hashbench":
             code, printed, _ = main(*words, cwd=tmp_path)
@@ -52,8 +68,6 @@ def test_each_command_of_the_tutorial_prints_what_the_page_shows(
                 [program, *words], cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
             ).stdout
         assert _matches(shown, printed), f"{command}\n{printed}"
-    page = (tmp_path / "nights" / "tuesday" / "report.html").read_text(encoding="utf-8")
-    assert "write_race" in page
 
 
 @pytest.mark.parametrize(
