@@ -80,6 +80,7 @@ def row_of(
         peak_memory_mib=round(peak_memory_mib() + outcome.beside_mib, 1),
         device_memory_mib=None if on_device is None else round(on_device, 1),
         error="; ".join(errors),
+        source="" if outcome.failure is None else outcome.failure.source,
         facts=tuple(facts for kind in facts_kinds() if (facts := outcome.of(kind)) != kind()),
         **_same(outcome, _OF_OUTCOME),
     )
@@ -192,7 +193,8 @@ def _with_divergence(row: Row, divergence: Divergence) -> Row:
     if steering is not None:
         steered = f"{steering.record}: {steering.first} and {steering.second}"
         steered += f", from {steering.kernel}" if steering.kernel else ""
-    return replace(row, **_same(divergence, _OF_DIVERGENCE), detail=detail[:500], steered_by=steered)
+    known = {**_same(divergence, _OF_DIVERGENCE), "source": divergence.source or row.source}
+    return replace(row, **known, detail=detail[:500], steered_by=steered)
 
 
 def _op_names(nodes: Sequence[str]) -> str:

@@ -298,6 +298,7 @@ class Failure:
         op: dispatched op that raised; empty outside any op.
         nondeterministic_op: that op if torch refused it for lack of a deterministic implementation.
         stage: of the compiler that raised; ``runtime`` if compiled code did, empty for an eager run.
+        source: line of the model's code that raised, or called what did; empty where none is known.
     """
 
     error: str
@@ -306,3 +307,4 @@ class Failure:
     op: str = ""
     nondeterministic_op: str = ""
     stage: str = ""
+    source: str = ""

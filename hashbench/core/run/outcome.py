@@ -41,6 +41,7 @@ from hashbench.core.run.leaves import LeftOut, NotComparableError
 from hashbench.core.run.rng import preserved_rng, reset_rng_state
 from hashbench.core.run.settings import applied, preserved, settings
 from hashbench.core.trace.api import HashDebugTrace, Recording
+from hashbench.core.trace.arguments import raising_line
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.compiled import kept_eager
 
@@ -319,7 +320,13 @@ def failure_of(error: BaseException, *, op: str = "") -> Failure:
     text = f"{type(error).__name__}: {message}"
     refused = _REFUSED.search(message)
     refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
-    return Failure(text, out_of_memory=ran_out_of_memory(error), op=op, nondeterministic_op=refused_op)
+    return Failure(
+        text,
+        out_of_memory=ran_out_of_memory(error),
+        op=op,
+        nondeterministic_op=refused_op,
+        source=raising_line(error),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ a device's memory

@@ -154,6 +154,18 @@ def caller_line(frame: FrameType | None) -> str:
     return ""
 
 
+def raising_line(error: BaseException) -> str:
+    """Return ``file:line function`` of the innermost line outside torch, hashbench and the standard library that raised
+    ``error`` or called what did; ``""`` if there is none."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if _is_users(code.co_filename):
+            found = f"{Path(code.co_filename).name}:{traceback.tb_lineno} {code.co_name}"
+        traceback = traceback.tb_next
+    return found
+
+
 def in_torch(frame: FrameType | None) -> bool:
     """Return True if the nearest caller outside torch, hashbench and the standard library has called torch."""
     while frame is not None and not _is_users(frame.f_code.co_filename):

@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from hashbench import HashDebugTrace
-from hashbench.core.trace.arguments import argument_text, caller_line, generator_digest, named_arguments, tensors_in
+from hashbench.core.trace.arguments import (
+    argument_text,
+    caller_line,
+    generator_digest,
+    named_arguments,
+    raising_line,
+    tensors_in,
+)
 from tests.core.trace.mode_helpers import Nested, ops, record
 
 traced = pytest.mark.usefixtures("seeded", "each_tracer")
@@ -152,3 +159,25 @@ def test_lines_that_were_typed_are_the_users(file: str, expected: str) -> None:
     space: dict[str, Any] = {"sys": sys, "caller_line": caller_line}
     exec(compile("def typed():\n    return caller_line(sys._getframe())", file, "exec"), space)
     assert space["typed"]().startswith(expected)
+
+
+def _from(file: str) -> BaseException:
+    """Return an error that code of ``file`` gets from the standard library."""
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        exec(compile("import json\n\ndef load():\n    json.loads('{')\n\nload()", file, "exec"), {})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        pytest.param("/mine/zoo.py", "zoo.py:4 load", id="the innermost line of the model"),
+        pytest.param(torch.nn.__file__, "test_arguments.py", id="of torch its caller"),
+    ],
+)
+def test_the_line_that_raised_is_the_models(file: str, line: str) -> None:
+    assert raising_line(_from(file)).startswith(line)
+
+
+def test_an_error_that_nobody_raised_has_no_line() -> None:
+    assert raising_line(ValueError("none")) == ""
