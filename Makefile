@@ -13,6 +13,7 @@ WORKERS ?= $(if $(filter quick,$@),$(CORES),$(shell expr $(CORES) + 1))
 NIGHTS  ?= results/nightly
 AUDIT   ?= results/audit
 WRITE   ?=
+PIP_FLAGS ?= --quiet
 STRESS  ?=
 EXPECTED ?= $(if $(wildcard results/expected/*.csv),results/expected)
 VENV    := .venv
@@ -42,13 +43,17 @@ setup: $(STAMP) ## Make the environment in .venv
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("hashbench needs Python 3.11 or newer, $(PYTHON) is %d.%d. Say which with make PYTHON=python3.12." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "make setup: installs torch, torchvision and what tests need into $(VENV): 5 GB, two to ten minutes, most of it the download."
 	@# Debian's python3 without python3-venv cannot make pip in a new environment; the pip outside of it can.
 	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
 		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	@# Python compiles what it imports, a tenth of the 300 MB of sources that pip would compile for a minute.
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar off --quiet -e '.[dev]'
+	@echo "make setup: 1 of 2, the packages; pip is silent until it is done (make setup PIP_FLAGS=--verbose shows more)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-compile --disable-pip-version-check --progress-bar off -e '.[dev]'
+	@echo "make setup: 2 of 2, the native tracer: compiles it once, half a minute"
 	@$(BIN)/hashbench native || true  # it has said why: then the Python tracer is used
 	@touch $@
+	@echo "make setup: done. Next: . $(BIN)/activate"
 
 sweep: $(STAMP) ## Run the zoo: each model twice, training and inference; prints where the results are
 	@test -z "$(NOTHING_TO_RESUME)" || { echo "make sweep FLAGS=--resume needs the folder of the sweep to complete: OUTPUT=results/mine" >&2; exit 2; }

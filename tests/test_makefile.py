@@ -90,9 +90,12 @@ def test_old_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 2])
-def test_setup_compiles_the_native_tracer_which_need_not_succeed(tmp_path: Path, status: int) -> None:
+def test_setup_says_what_it_does_and_compiles_the_native_tracer_which_need_not_succeed(
+    tmp_path: Path, status: int
+) -> None:
     (tmp_path / STAMP).parent.mkdir()
-    for name, body in (("python", "exit 0"), ("hashbench", f'echo "hashbench $*"; exit {status}')):
+    installs = 'case "$*" in *install*) echo "python $*";; esac'
+    for name, body in (("python", installs), ("hashbench", f'echo "hashbench $*"; exit {status}')):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
@@ -100,7 +103,13 @@ def test_setup_compiles_the_native_tracer_which_need_not_succeed(tmp_path: Path,
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
     command = ["make", "--no-print-directory", "setup", f"PYTHON={tmp_path}/python", f"BIN={tmp_path}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.splitlines()[1:], done.stderr) == (0, ["hashbench native"], "")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, packages, pip, native, compiled, end = done.stdout.splitlines()
+    assert first.startswith("make setup: installs torch")
+    assert "minutes" in first
+    assert (packages[:19], native[:19], end[:16]) == ("make setup: 1 of 2,", "make setup: 2 of 2,", "make setup: done")
+    assert pip.startswith("python -m pip install --quiet")
+    assert compiled == "hashbench native"
     assert (tmp_path / STAMP).exists()
 
 

@@ -11,6 +11,20 @@ from hashbench.core.errors import HashbenchError
 
 SHELLS = ("bash", "zsh", "fish")
 
+_SUITES = {
+    "bash": "_hashbench_suites",
+    "zsh": "_hashbench_suites",
+    "fish": "(printf '%s\\n' NAMES; __fish_complete_path (commandline -ct))",
+}
+"""Shell -> what completes the name of a suite, or the path of a zoo file."""
+
+_DEFINITIONS = {
+    "bash": '_hashbench_suites() {\n  compgen -W "NAMES" -- "$1"\n  _shtab_compgen_files "$1"\n}',
+    "zsh": "_hashbench_suites() {\n  _alternative 'suites:suite:(NAMES)' 'files:file:_files'\n}",
+    "fish": "",
+}
+"""Shell -> the function that it names; NAMES stands for those of the suites."""
+
 _INSTALL = {
     "bash": "hashbench completion bash > ~/.local/share/bash-completion/completions/hashbench",
     "zsh": "hashbench completion zsh > DIR/_hashbench, with DIR in $fpath",
@@ -45,11 +59,18 @@ def script(parser: OneLineParser, shell: str) -> str:
             consequence="nothing was printed",
             tip="Install it: pip install shtab.",
         ) from error
+    from hashbench.core.suites import registry
+
+    names = " ".join(dict.fromkeys((*registry.SUITES, *registry.names(), registry.ALL)))
+    suites = {each: text.replace("NAMES", names) for each, text in _SUITES.items()}
     for each in every(parser):
         for action in each.flags:
             if action.type in PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell)).rstrip("\n")
+            elif action.dest == "suite":
+                action.complete = suites  # type: ignore[attr-defined]
+    preamble = {each: text.replace("NAMES", names) for each, text in _DEFINITIONS.items()}
+    return str(shtab.complete(parser, shell, preamble=preamble)).rstrip("\n")
 
 
 def every(parser: OneLineParser) -> Iterator[OneLineParser]:

@@ -69,7 +69,7 @@ def add(commands: Commands) -> None:
 
     env = commands.add_parser("env", help="Print the environment of this machine as JSON.")
     env.add_argument("-d", "--device", default="cpu", metavar="D", help="Describe device D: cpu, cuda, xpu, …")
-    text = "Look at the machine, not into the cache, which keeps for a day what was seen."
+    text = "Describe the machine anew; what was seen is kept for a day."
     env.add_argument("--fresh", action="store_true", help=text)
     env.set_defaults(command=_env)
 

@@ -49,6 +49,11 @@ from hashbench.core.text import count, duration, is_replayable, join_limited, ma
 if TYPE_CHECKING:
     from hashbench.core.sweep.request import SweepRequest
 
+USAGE = """\
+hashbench sweep (--training | --inference) [--suite S ...] [FLAG ...]
+
+example: hashbench sweep --training --suite zoo.py --output results/mine"""
+
 _OF_RAY = ("address", "resources", "gpus", "patience")
 """Fields of ``RayCluster`` that flags set."""
 
@@ -70,7 +75,8 @@ _NO_COUNTS = str.maketrans("", "", "0123456789/")
 
 def add(commands: Commands) -> None:
     """Add the subcommand of this file."""
-    add_flags(commands.add_parser("sweep", help="Run the models of a suite twice and write accuracy.csv."))
+    text = "Run the models of a suite twice and write accuracy.csv."
+    add_flags(commands.add_parser("sweep", help=text, usage=USAGE))
 
 
 def _sweep(parsed: argparse.Namespace) -> int:

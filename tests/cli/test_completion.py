@@ -54,6 +54,9 @@ def completed(script: Path, line: str) -> list[str]:
         ("hashbench sweep --inf", ["--inference"]),
         ("hashbench sweep --inference --tracer na", ["native"]),
         ("hashbench sweep --output zo", ["zoo.py"]),
+        ("hashbench sweep --suite hugg", ["huggingface", "huggingface_tiny"]),
+        ("hashbench sweep --suite torchvision zo", ["zoo.py"]),
+        ("hashbench nightly --suite spec", ["specimens"]),
         ("hashbench completion ", ["bash", "fish", "zsh"]),
     ],
 )
