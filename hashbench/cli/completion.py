@@ -69,7 +69,7 @@ def script(parser: OneLineParser, shell: str) -> str:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             elif action.dest == "suite":
                 action.complete = suites  # type: ignore[attr-defined]
-    preamble = {each: text.replace("NAMES", names) for each, text in _DEFINITIONS.items()}
+    preamble = _DEFINITIONS[shell].replace("NAMES", names)
     return str(shtab.complete(parser, shell, preamble=preamble)).rstrip("\n")
 
 
