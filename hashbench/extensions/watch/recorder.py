@@ -186,11 +186,11 @@ class Watch:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], counts: bool
     ) -> None:
         if counts:
-            gradients = not _has_closure(args, kwargs)
+            gradients = not has_closure(args, kwargs)
             self._guarded("optimizer", RecordedSteps.read_before_step, optimizer, with_gradients=gradients)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        gradients = _has_closure(args, kwargs)
+        gradients = has_closure(args, kwargs)
         self._guarded("optimizer", RecordedSteps.read_after_step, optimizer, with_gradients=gradients)
 
     def _guarded(self, what: str, read: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -227,6 +227,6 @@ class _BackwardHook:
             torch.autograd.backward = self._original
 
 
-def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return True if a call of ``optimizer.step`` computes the gradients itself, as Lightning's do."""
     return any(callable(each) for each in (*args[1:], *kwargs.values()))

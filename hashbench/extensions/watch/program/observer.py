@@ -20,7 +20,7 @@ import torch
 from hashbench.core.run.recorder import StepRecorder, told_of_termination
 from hashbench.core.text import ending
 from hashbench.extensions.watch.program.task import ProgramEnd, ProgramTask
-from hashbench.extensions.watch.recorder import Watch
+from hashbench.extensions.watch.recorder import Watch, has_closure
 from hashbench.extensions.watch.steps import Watched
 
 if TYPE_CHECKING:
@@ -106,17 +106,25 @@ class ProgramWatch(Watch):
         self._recorder = recorder
         self._held: set[int] = set()  # ids of parameters that are watched
         self._numbers = counting()
+        self._late: torch.optim.Optimizer | None = None
         self.steps = 0
         self.prints: list[tuple[int, int]] = []
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], counts: bool
     ) -> None:
-        if counts:
+        if counts and self._is_new(optimizer):
+            if has_closure(args, kwargs):  # which calls the models, perhaps for the first time
+                self._late = optimizer
+                return
             self._guarded("models", self._find_models, optimizer)
         super()._before_step(optimizer, args, kwargs, counts)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._late is optimizer:
+            self._late = None
+            self._guarded("models", self._find_models, optimizer)
+            super()._before_step(optimizer, args, kwargs, True)
         super()._after_step(optimizer, args, kwargs)
         self._guarded("printed output", self._count_step)
 
@@ -128,11 +136,12 @@ class ProgramWatch(Watch):
             if len(self.prints) < _MOST_PRINTS and (not self.prints or self.prints[-1][1] != printed):
                 self.prints.append((self.steps, printed))
 
+    def _is_new(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(parameter) not in self._held for parameter in _parameters(optimizer))
+
     def _find_models(self, _: Any, optimizer: torch.optim.Optimizer) -> None:
         """Watch what holds the optimizer's parameters, if it is not watched yet."""
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if all(id(parameter) in self._held for parameter in held):
-            return
+        held = _parameters(optimizer)
         roots = {} if self._recorder is None else self._recorder.roots()
         for name, model in roots.items():
             own = {id(parameter) for parameter in model.parameters()}
@@ -143,6 +152,10 @@ class ProgramWatch(Watch):
         if alone:
             self.add(f"optimizer{next(self._numbers)}", _Leaves(alone))
             self._held |= set(map(id, alone))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class _Leaves(torch.nn.Module):

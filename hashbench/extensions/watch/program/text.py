@@ -12,10 +12,11 @@ from hashbench.core.io import to_json
 from hashbench.core.text import count, listed, percent, shorten
 from hashbench.core.trace.step_file import rank_path
 from hashbench.extensions.watch.compare import range_words
+from hashbench.extensions.watch.file import PARTS
 from hashbench.extensions.watch.program.compare import RunsVerdict, TextDifference, lines_of
 from hashbench.extensions.watch.program.launch import ProgramRun
 from hashbench.extensions.watch.program.looks import ExplainedText, ProgramVerdict
-from hashbench.extensions.watch.text import first_step_words, meaning_of, part_words
+from hashbench.extensions.watch.text import NAMES, first_step_words, meaning_of, part_words
 
 _LONGEST = 100
 """Characters shown of a line."""
@@ -80,8 +81,9 @@ def _compared(verdict: ProgramVerdict) -> Iterator[str]:
     if lines := lines_of(lead.first.folder):
         yield count(lines, "printed line")
     if lead.loop is not None:
-        steps = count(len(lead.loop.ranks[0].steps), "step")
-        yield f"{steps} (batch, loss, gradients, parameters, buffers, optimizer state)"
+        rank = lead.loop.ranks[0]
+        parts = [NAMES[part] for part in PARTS if any(part in seen for seen in rank.seen.values())]
+        yield f"{count(len(rank.steps), 'step')} ({', '.join(parts)})"
     if lead.kernels:
         yield f"{count(lead.kernels, 'kernel')} of {_traced_words(verdict)}"
     if lead.first.files:
@@ -171,7 +173,9 @@ def _gaps(lead: RunsVerdict) -> Iterator[str]:
     names = {str(lead.first.folder): "the first run", str(lead.second.folder): "the second run"}
     for rank in lead.loop.ranks if lead.loop is not None else ():
         for gap in rank.gaps:
-            if not any(gap.startswith(f"{folder} ended after") for folder in names):
+            if gap.startswith("The watched model was not called"):
+                yield "No module was called in training: batches were not compared, only what follows from them."
+            elif not any(gap.startswith(f"{folder} ended after") for folder in names):
                 for folder, words in names.items():
                     gap = gap.replace(folder, words)
                 yield gap[:1].upper() + gap[1:]
