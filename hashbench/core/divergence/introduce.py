@@ -287,8 +287,8 @@ def _settle(differences: Differences, node: str, *, is_behind: bool, opaque_firs
         differences.edges.setdefault(node, []).extend(runs.read_by(node))
     if node in sources and not opaque_first:
         sources[node] = differences.traceable(node, sources[node])
-    if ranks_known and node in sources:
-        sources[node] = adopted_memory(runs, sources[node])
+    if node in sources:
+        sources[node] = adopted_memory(runs, sources[node], _STORAGE if ranks_known else _SHARED_STORAGE)
 
 
 def _put_leaves_behind_exchanges(differences: Differences) -> None:
@@ -681,8 +681,9 @@ def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
 
 
 _UNINITIALISED = "uninitialised"
-_STORAGE = "Storage>"
-"""In the text of the arguments of an op that adopts memory, such as bytes that Python has made."""
+_STORAGE, _SHARED_STORAGE = "Storage>", "<shared UntypedStorage>"
+"""In the text of the arguments of an op that adopts memory, such as bytes that Python has made; of memory that other
+processes may write, as the workers of a ``DataLoader`` do."""
 
 
 def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
@@ -696,12 +697,12 @@ def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
     return Source(Origin.KERNEL, allocation, runs.position[allocation], detail, _UNINITIALISED, _UNINITIALISED)
 
 
-def adopted_memory(runs: PairedRuns, source: Source) -> Source:
+def adopted_memory(runs: PairedRuns, source: Source, adopted: str = _STORAGE) -> Source:
     """Return ``source``, as written outside torch if its op adopted unwritten memory: ranks exchange objects as bytes
-    that Python has made."""
+    that Python has made. ``adopted`` is in the text of the op's arguments then."""
     records = runs.records.get(source.node, ())
     blank = source.origin == Origin.KERNEL and source.first == _UNINITIALISED
-    if not blank or not any(record is not None and _STORAGE in record.arguments for record in records):
+    if not blank or not any(record is not None and adopted in record.arguments for record in records):
         return source
     detail = "memory that this op adopted was written outside torch"
     return replace(source, origin=Origin.OUTSIDE, detail=detail, first="", second="", opaque_producer=True)

@@ -21,6 +21,8 @@ from hashbench.core.trace.digest import hash_memory
 
 _HERE = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
+_AUTOGRAD = torch.autograd.graph.__file__
+"""Calls the engine of autograd."""
 _ZOO = str(Path(_HERE) / "models")
 _REPRESENTED = (bool, int, float, complex, str, bytes, type(None))
 _STANDARD = sysconfig.get_path("stdlib")
@@ -100,7 +102,8 @@ def argument_text(values: Sequence[Any]) -> str:
 
     Arguments are separated by commas, keyword ones as ``name=value``. A keyword argument is passed as a pair
     ``(name, value)``. Numbers are exact (``repr``); an object that is not a plain value is written as its type's name,
-    since its ``repr`` may contain an address.
+    since its ``repr`` may contain an address. Memory that other processes may write, as the workers of a ``DataLoader``
+    do, is ``<shared UntypedStorage>``.
     """
     return ", ".join(map(_text, values))
 
@@ -117,7 +120,8 @@ def _text(value: Any) -> str:
         return str(value)
     if type(value).__name__ in ("SymInt", "SymFloat", "SymBool"):
         return str(value)
-    return f"<{type(value).__name__}>"
+    shared = isinstance(value, torch.UntypedStorage) and value.device.type == "cpu" and value.is_shared()
+    return f"<{'shared ' * shared}{type(value).__name__}>"
 
 
 def generator_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -164,6 +168,16 @@ def raising_line(error: BaseException) -> str:
             found = f"{Path(code.co_filename).name}:{traceback.tb_lineno} {code.co_name}"
         traceback = traceback.tb_next
     return found
+
+
+def in_own_backward(frame: FrameType | None) -> bool:
+    """Return True if the nearest caller outside torch, hashbench and the standard library is a backward or a hook of
+    the user's own, which autograd called."""
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename == _AUTOGRAD:
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 def in_torch(frame: FrameType | None) -> bool:

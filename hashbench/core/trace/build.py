@@ -319,8 +319,10 @@ def build_record(
     """Convert a raw record to its final form; ``forward`` is the forward record of a backward one."""
     digests: dict[str, tuple[str, str]] = {}
     exchanged, line = None, ""
+    forward_line = "" if forward is None else forward.source
     if notes:
         exchanged, line = notes.get(EXCHANGED), notes.get("source", "")
+        forward_line = "" if notes.get("own") else forward_line
         for argument, digest in notes.get("inputs", {}).items():
             _, shape, stride, value = readable(digest)
             digests[argument] = value, layout_text(shape, stride) if value else ""
@@ -334,7 +336,7 @@ def build_record(
         digest, layout = digests.get(text, _UNHASHED) if digests else _UNHASHED
         inputs.append(_made(Ref, (text, source, at, written, digest, layout)))
     outputs = tuple([digest if type(digest) is TensorDigest else readable(digest) for digest in raw.written])
-    others, source = raw.others, raw.plan.source or (forward.source if forward is not None else "") or line
+    others, source = raw.others, raw.plan.source or forward_line or line
     return _record(
         identity.id,
         raw.phase,

@@ -242,7 +242,8 @@ class CallObserver:
                 for path, tensor in arguments.named_arguments(args, kwargs)
             }
         if self._options.source_lines:
-            noted["source"] = arguments.caller_line(sys._getframe(1).f_back)
+            caller = sys._getframe(1).f_back
+            noted["source"], noted["own"] = arguments.caller_line(caller), arguments.in_own_backward(caller)
         noted["time"], noted["clock"] = time.time(), time.perf_counter()
         return noted
 
@@ -260,7 +261,7 @@ class CallObserver:
             kept["inputs"] = noted["inputs"]
             self._find_undeclared_writes(number, plan, args, kwargs, noted["inputs"])
         if self._options.source_lines:
-            kept["source"] = noted["source"]
+            kept["source"], kept["own"] = noted["source"], noted["own"]
         if self.line:
             kept["source"] = self.line
         if self._options.include_timestamp:

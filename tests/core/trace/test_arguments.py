@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hashbench import HashDebugTrace
+from hashbench import HashDebugTrace, find_divergence
 from hashbench.core.trace.arguments import (
     argument_text,
     caller_line,
@@ -181,3 +182,54 @@ def test_the_line_that_raised_is_the_models(file: str, line: str) -> None:
 
 def test_an_error_that_nobody_raised_has_no_line() -> None:
     assert raising_line(ValueError("none")) == ""
+
+
+def _adopted(value: int, *, shared: bool) -> Any:
+    storage = torch.UntypedStorage._new_shared(16) if shared else torch.UntypedStorage(16)
+    ctypes.memset(storage.data_ptr(), value, 16)  # another process, or nobody
+    with HashDebugTrace() as trace:
+        out = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (16,), (1,)) + 1
+    trace.add_result("out", out)
+    return trace.finish()
+
+
+@pytest.mark.parametrize(("shared", "origin"), [(True, "outside"), (False, "kernel")])
+def test_memory_of_other_processes_is_no_uninitialised_memory(shared: bool, origin: str) -> None:
+    found = find_divergence(*(_adopted(value, shared=shared) for value in (1, 2)))
+    assert found.divergence is not None
+    assert (found.divergence.origin, found.divergence.kernel) == (origin, "aten.set_.source_Storage_storage_offset")
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient - 2
+
+
+def _hook(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient / 4
+
+
+def _differentiated() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.sin()
+    y.register_hook(_hook)
+    _Own.apply(y).sum().backward()
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+def test_a_backward_of_ones_own_has_its_own_line(tracer: str) -> None:
+    with HashDebugTrace(source_lines=True, tracer=tracer) as trace:
+        _differentiated()
+    lines = {
+        record.op: record.source.rpartition(" ")[2] for record in trace.finish().records if record.phase == "backward"
+    }
+    assert {op: lines[op] for op in ("aten.sub.Tensor", "aten.div.Tensor", "aten.cos.default")} == {
+        "aten.sub.Tensor": "backward",
+        "aten.div.Tensor": "_hook",
+        "aten.cos.default": "_differentiated",  # that of its forward
+    }
