@@ -1,0 +1,1 @@
+"""A program that is run as a module: ``python -m package``."""
