@@ -1,4 +1,4 @@
-"""A night in one sentence: which models got worse, and of what kind the reason is. Pure: reads no file.
+"""A night in one sentence: which models got worse, and of what kind the reason is. Imports no torch.
 
 A :class:`Case` has the signs of one model, :mod:`~hashbench.core.report.reasons` decides, and the rest says it.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.core.catalog import Kind, Status, kind_of, status_of
+from hashbench.core.commands import replay_command
 from hashbench.core.extensions import all_words, blamed, rate_of
 from hashbench.core.finding import Facts
 from hashbench.core.processes import was_killed
@@ -283,7 +284,8 @@ def _next(reason: Reason, signs: Signs, case: Case) -> tuple[str, str]:
     if unknown and case.kernels.tell and case.differs and signs.model is not Sign.CHANGED:
         return case.kernels.tell, f"whether {changes_in_words(case.environment or ())} changed {row.kernel}"
     if not unknown and folder is not None and is_replayable(row):
-        return shlex.join(["hashbench", "replay", str(folder / row.repro)]), ""
+        files = sweep_again(row, environments)[3:4]
+        return replay_command(folder / row.repro, files=files), ""
     runs = _MORE_RUNS if unknown and case.differs else 0
     again = shlex.join(sweep_again(row, environments, runs=runs))
     return again, _would_tell(signs, case) if unknown else ""

@@ -16,7 +16,7 @@ from hashbench.core.extensions import all_words, remarks_of, remedy, shown, word
 from hashbench.core.records import SAME_BUILD, Row, value_of
 from hashbench.core.results.folder import ResultsFolder, file_key
 from hashbench.core.results.rows import ROWS
-from hashbench.core.text import count, join_limited, one_line, percent, shorten
+from hashbench.core.text import count, cut, join_limited, one_line, percent, shorten
 
 COLUMNS = ("name", "accuracy", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
 """Columns of the table, beside those of extensions. The origin is left out where there is a cause, as are empty
@@ -33,6 +33,9 @@ _ORDER = (Kind.DIFFER, Kind.LATENT, Kind.FAIL, Kind.SKIP, Kind.PASS)
 _COLOURS = {Kind.DIFFER: "31", Kind.LATENT: "35", Kind.FAIL: "33", Kind.PASS: "32"}
 _INDENT = "    "
 _GAP = 2
+_LONG = 60
+"""Characters from which on a text that several rows share is said once."""
+
 _MORE_RUNS = 60
 """Number of runs that the footer suggests where there were fewer."""
 
@@ -113,25 +116,41 @@ def _listed(
     table = tabulate(cells, headers="keys", disable_numparse=True, colalign=aligned)
     header, rule, *lines = table.splitlines()
     yield from (header.rstrip(), rule)
+    said: dict[str, str] = {}
     for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
         yield paint(line.rstrip(), kind_of(row.accuracy))
         shown = {column for column, texts in cells.items() if texts[number] == whole[column][number]}
-        yield from _below(row, shown, folder, command, width)
+        yield from _below(row, shown, folder, command, width, said)
 
 
 def _below(
-    row: Row, shown: Collection[str], folder: Path | None, command: Callable[[Row], str], width: int | None
+    row: Row,
+    shown: Collection[str],
+    folder: Path | None,
+    command: Callable[[Row], str],
+    width: int | None,
+    said: dict[str, str],
 ) -> Iterator[str]:
-    """Yield the lines below a row: cells not in ``shown``, its error, what to do, where to look, and the command."""
+    """Yield the lines below a row: cells not in ``shown``, its error, what to do, where to look, and the command.
+    ``said``: the long texts of the rows above, by text the first model, to which is added."""
     line = command(row)
-    for text in (*_found(row, shown), *_remarks(row)):
+    for text in (*_found(row, shown), *(_once(text, row, said) for text in _remarks(row))):
         if text:
             yield _fill(text, width)
-    for label, text in (("to do: ", _remedy(row, ours=bool(line))), *_places(row, folder)):
+    to_do = one_line(_remedy(row, ours=bool(line)))
+    for label, text in (("to do: ", _once(to_do, row, said, shown=0)), *_places(row, folder)):
         if text:
             yield _fill(f"{label}{one_line(text)}", width)
     if line:
         yield f"{_INDENT}$ {line}"
+
+
+def _once(text: str, row: Row, said: dict[str, str], *, shown: int = 40) -> str:
+    """Return a text or, where a row above has the same long one, its first ``shown`` characters and that row's name."""
+    first = said.setdefault(text, one_line(row.name))
+    if first == one_line(row.name) or len(text) < _LONG:
+        return text
+    return f"{cut(text, shown)} (as for {first})" if shown else f"as for {first}"
 
 
 def _found(row: Row, shown: Collection[str]) -> Iterator[str]:

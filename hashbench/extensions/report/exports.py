@@ -22,7 +22,7 @@ from hashbench.core.records import Row, is_link, value_of
 from hashbench.core.report.sentence import next_of, notes_of
 from hashbench.core.report.text import escape_markdown
 from hashbench.core.results.rows import row_key
-from hashbench.core.text import count, one_line, printable, shorten
+from hashbench.core.text import count, join_limited, one_line, printable, shorten
 from hashbench.extensions.report.expectations import STALE_AFTER, ExpectationStatus, JudgedNight, Judgement
 from hashbench.extensions.report.history import same_but_for_the_tracer, seen
 from hashbench.extensions.report.verdict import headline
@@ -97,12 +97,21 @@ def _markdown(judged: JudgedNight, *, lines: int, details: int, only_beginning: 
             why=lambda row: words.why_with_stage(row) if (words := words_for(row)) else "",
             where=lambda row: words.where(row) if (words := words_for(row)) else "",
             remedy=remedy,
-            remarks=[f"{row.name} ({row.mode}): {text}" for row in passing for text in remarks_of(row)],
+            remarks=list(_remarks(passing)),
             repros=_repros(judged),
             row_key=row_key,
         )
     )
     return printable(text.rstrip()) + "\n"
+
+
+def _remarks(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield what extensions say of rows, each text once, behind the models that have it."""
+    models: dict[str, list[str]] = {}
+    for row in rows:
+        for text in remarks_of(row):
+            models.setdefault(text, []).append(f"{row.name} ({row.mode})")
+    return (f"{join_limited(names)}: {text}" for text, names in models.items())
 
 
 @functools.cache  # compiling a template takes longer than filling it

@@ -46,6 +46,17 @@ def test_results_not_compared_are_reported():
     assert "not compared: output.2: a socket" in lines
 
 
+def test_a_long_text_that_rows_share_is_said_once():
+    rows = [replace(DIFFERING, name=name, advice=REMEDY, not_compared="output.1: a lock " * 9) for name in "abc"]
+    rows.append(replace(DIFFERING, name="d", advice="Sort."))
+    lines = [line.strip() for line in sweep_table([*rows, replace(rows[-1], name="e")]).splitlines()]
+    assert lines.count(f"to do: {REMEDY}".strip()) == 1
+    assert lines.count("to do: as for a") == 2
+    assert sum(line.startswith("not compared: ") for line in lines) == 3
+    assert sum(line.endswith("… (as for a)") for line in lines) == 2
+    assert lines.count("to do: Sort.") == 2, "a short text is clearer than a reference"
+
+
 def test_where_all_passes_there_is_no_table():
     assert sweep_table([row("a"), row("b")]) == "2 models in training: 2 pass"
 
