@@ -55,7 +55,7 @@ class Explained:
         because: what shows it, without the kernel.
         error: what it raises, in short; empty if it does not fail.
         kernel: where its runs diverge first; empty if unknown or if it fails.
-        source: the source line there.
+        source: the source line there, or the one that raised.
         link: the file or folder that shows more: repro, trace or log.
         next: the command that repeats it or, where the reason is not known, would tell.
         tells: what that command would tell.
@@ -195,7 +195,7 @@ def explained(case: Case) -> Explained:
         one_line(_because(reason, signs, case)),
         error=_what_fails(row) if row is not None else "",
         kernel=blamed(row) if row is not None and case.differs else "",
-        source=row.source if row is not None and case.differs else "",
+        source=row.source if row is not None else "",
         link=link_of(row, case.new.folders.get(row_key(row))) if row is not None else "",
         next=command,
         tells=tells,
@@ -406,13 +406,13 @@ def _label(model: Explained, several: bool) -> str:
 def _line(model: Explained) -> str:
     base, new = (row.accuracy if row else "no row" for row in (model.change.base, model.change.new))
     status = new if model.change.outcome is Became.NEW else f"{base} -> {new}"
-    where = model.kernel and ", ".join(filter(None, (_in_module(model), model.source)))
-    return "; ".join(filter(None, (status, one_line(where or ""), model.error, model.link)))
+    where = ", ".join(filter(None, (_in_module(model), model.source)))
+    return "; ".join(filter(None, (status, one_line(where), model.error, model.link)))
 
 
 def _in_module(model: Explained) -> str:
     row = model.change.new
-    return f"{model.kernel} in {row.module}" if row is not None and row.module else model.kernel
+    return f"{model.kernel} in {row.module}" if row is not None and row.module and model.kernel else model.kernel
 
 
 def notes_of(clauses: Sequence[Clause]) -> tuple[str, ...]:

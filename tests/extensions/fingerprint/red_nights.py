@@ -139,9 +139,9 @@ PLANTED = {
     ),
     "model: its file changed, and it raises": Night(
         Side((passes("a"),)),
-        Side((fails("a", "eager_1st_run_fail", "TypeError: forward() got 2 arguments"),), file="edited"),
+        Side((fails("a", "eager_1st_run_fail", "TypeError: no x", source="zoo.py:7 forward"),), file="edited"),
         {"a": Reason.MODEL},
-        ("a (model: the file of zoo changed)",),
+        ("a (model: the file of zoo changed, zoo.py:7 forward)",),
     ),
     "compiler: inaccurate with another torch": Night(
         Side((passes("a", backend="inductor"),)),
