@@ -138,7 +138,8 @@ def _loop(first: ProgramRun, second: ProgramRun, gaps: list[str]) -> LoopVerdict
     try:
         return compare_folders(first.folder, second.folder)
     except HashbenchError as error:
-        gaps.append(f"Digests of steps were not compared: {error.what}.")
+        why = error.consequence.removesuffix("; nothing was compared") or error.what
+        gaps.append(f"Digests of steps were not compared: {why}.")
         return None
 
 

@@ -1,0 +1,65 @@
+"""What two runs printed, and the step in which a line was printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hashbench.extensions.watch.program.compare import LineDifference, TextDifference, compare_runs, texts_of
+from hashbench.extensions.watch.program.launch import ProgramRun
+from hashbench.extensions.watch.program.looks import steps_of
+from hashbench.extensions.watch.program.task import STDOUT, ProgramEnd
+
+
+def run_of(folder: Path, printed: bytes, *, status: int = 0, end: ProgramEnd | None = None, **files: bytes | None):
+    """Return a run that printed this, and wrote these files."""
+    folder.mkdir()
+    (folder / STDOUT).write_bytes(printed)
+    return ProgramRun(folder, status, ProgramEnd() if end is None else end, "", False, tuple(files.items()))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        (b"a\nb\n", b"a\nb\n", []),
+        (b"a\nb\n", b"a\nc\n", [TextDifference("", (LineDifference(2, "b", "c", 2),), 1)]),
+        (b"a", b"a\nb", [TextDifference("", (LineDifference(2, None, "b", 2),), 1)]),
+        (b"1%\r2%\n", b"1%\r3%\n", [TextDifference("", (LineDifference(1, "2%", "3%", 0),), 1)]),
+        (b"a\0b", b"a\0c", [TextDifference("", words="byte 2 is the first that differs (3 and 3 bytes)")]),
+    ],
+    ids=["equal", "a line", "an end", "a progress bar", "bytes"],
+)
+def test_the_first_line_that_differs(tmp_path: Path, first: bytes, second: bytes, found: list[TextDifference]) -> None:
+    assert list(texts_of(run_of(tmp_path / "a", first), run_of(tmp_path / "b", second))) == found
+
+
+def test_a_file_that_one_run_alone_wrote(tmp_path: Path) -> None:
+    runs = run_of(tmp_path / "a", b"", out=None), run_of(tmp_path / "b", b"", out=b"x")
+    assert list(texts_of(*runs)) == [TextDifference("out", words="only the second run wrote it")]
+
+
+def test_ends_are_compared_by_their_kind_and_a_program_without_kernels_has_no_trace(tmp_path: Path) -> None:
+    ended = [ProgramEnd(ended=words) for words in ("ValueError: at 1", "ValueError: at 2", "KeyError: 1")]
+    runs = [run_of(tmp_path / str(number), b"", status=1, end=end) for number, end in enumerate(ended)]
+    same, other = (compare_runs(runs[0], run, most=10) for run in runs[1:])
+    assert (same.ends_differ, same.differs) == (False, False)
+    assert (other.ends_differ, other.differs) == (True, True)
+    assert (same.loop, same.traced, same.gaps) == (None, None, ())
+
+
+def test_one_more_step_is_a_difference(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / str(steps), b"", end=ProgramEnd(torch=True, steps=steps)) for steps in (3, 4)]
+    assert compare_runs(*runs, most=10).differs
+
+
+@pytest.mark.parametrize(
+    ("at", "steps"), [(0, (0, 1)), (7, (0, 1)), (8, (4, 5)), (20, (9, 10))], ids=["begin", "first", "later", "tail"]
+)
+def test_a_line_was_printed_in_the_step_after_which_there_were_more_bytes(
+    tmp_path: Path, at: int, steps: tuple[int, int]
+) -> None:
+    end = ProgramEnd(torch=True, steps=9, prints=((1, 8), (5, 20)))
+    runs = run_of(tmp_path / "a", b"", end=end), run_of(tmp_path / "b", b"", end=end)
+    text = TextDifference("", (LineDifference(1, "a", "b", at),), 1)
+    assert steps_of(compare_runs(*runs, most=10), [text]) == steps
