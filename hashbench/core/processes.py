@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import re
 import resource
 import select
 import signal
@@ -29,12 +30,16 @@ from typing import IO, Never
 import psutil
 
 from hashbench.core.errors import last_line
+from hashbench.core.imports import is_users
 from hashbench.core.io import PACKAGE_PARENT, PIPE_SECONDS, open_file, write_within
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _LAST_WAIT = 10.0
 """Seconds for a killed process to disappear; only one stuck in the kernel needs longer."""
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+"""A call in a dump of ``faulthandler``."""
 
 _POLL_SECONDS = 0.01
 
@@ -671,6 +676,20 @@ def last_words(log: Path, *, lines: int = 4, most: int = 65536) -> list[str]:
     words = [line.strip() for line in text.splitlines() if line.strip()]
     fatal = next((index for index, line in enumerate(words) if line.startswith("Fatal Python error")), None)
     return words[-lines:] if fatal is None else words[fatal : fatal + lines]
+
+
+def last_line_of_user(log: Path, *, most: int = 65536) -> str:
+    """Return ``file:line function`` of the innermost call outside torch, hashbench and the standard library in the dump
+    that Python wrote as the worker died; ``""`` if there is none."""
+    try:
+        with os.fdopen(open_file(log), "rb") as file:
+            file.seek(max(0, log.stat().st_size - most))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    dump = text[max(0, text.find("Current thread")) :].partition("(most recent call first):\n")[2].partition("\n\n")[0]
+    users = (call for call in _FRAME.finditer(dump) if is_users(call["file"]))
+    return next((f"{Path(call['file']).name}:{call['line']} {call['function']}" for call in users), "")
 
 
 class Interrupts:

@@ -14,7 +14,7 @@ import pytest
 from sweep_helpers import alive, wait_until
 
 from hashbench.core import processes
-from hashbench.core.processes import Child, Interrupts, python_calling, run
+from hashbench.core.processes import Child, Interrupts, last_line_of_user, python_calling, run
 
 FOREVER = "import time; time.sleep(600)"
 PARENT_OF_ONE = f"""
@@ -250,3 +250,40 @@ def test_a_guarded_command_gets_the_signals_that_it_is_sent(tmp_path: Path, own:
 def test_a_guarded_command_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Child([str(tmp_path / "absent")], guarded=True)
+
+
+DIES = """
+import faulthandler, os, random
+faulthandler.enable(open("log", "w"))
+
+def forward():
+    random.random = os.abort
+    random.random()
+
+forward()
+"""
+
+
+def test_a_dump_names_the_innermost_line_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text(DIES)
+    done = subprocess.run([sys.executable, tmp_path / "zoo.py"], cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGABRT
+    assert last_line_of_user(tmp_path / "log") == "zoo.py:7 forward"
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        pytest.param(
+            f'{{}}  File "{os.__file__}", line 1 in abort\n  File "/a/zoo.py", line 2 in f\n', "zoo.py:2 f", id="inner"
+        ),
+        pytest.param(f'{{}}  File "{os.__file__}", line 1 in abort\n', "", id="none of the user"),
+        pytest.param('  File "/a/zoo.py", line 2, in f\nValueError\n', "", id="an exception"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_lines_of_libraries_are_left_out(log: str, line: str, tmp_path: Path) -> None:
+    head = "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
+    (tmp_path / "log").write_text(log.format(head))
+    assert last_line_of_user(tmp_path / "log") == line
+    assert last_line_of_user(tmp_path / "none") == ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import hashbench
+from hashbench.core.imports import torch_folder
 from hashbench.core.io import replace_file
 from hashbench.core.native import cache as caches
 from hashbench.core.native.cache import UnusableFolderError
@@ -132,12 +132,7 @@ def _identity(path: Path) -> str:
 
 
 def _torch() -> Path:
-    """Return the folder of the torch that would be imported."""
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.origin:
-            return Path(spec.origin).parent
-    return Path()
+    return Path(torch_folder())
 
 
 def _stamps(folder: Path, patterns: Iterable[str]) -> list[tuple[str, int, int]]:

@@ -22,7 +22,7 @@ from typing import Any
 from hashbench.core.catalog import Kind, Status, kind_of, status_of
 from hashbench.core.errors import HashbenchError
 from hashbench.core.extensions import facts_asked
-from hashbench.core.processes import Interrupts, describe_end, last_words
+from hashbench.core.processes import Interrupts, describe_end, last_line_of_user, last_words
 from hashbench.core.records import ModelSpec, Row, RunOptions
 from hashbench.core.results.folder import (
     Partition,
@@ -276,7 +276,8 @@ class _WorkerRows:
         if worker.timed_out:
             error = f"no result after {task.timeout:g} s; logs/{log.name} shows where it was"
         status = Status.TIMEOUT if worker.timed_out else Status.CRASHED
-        return self.draft(worker, error) or self.placeholder(task.spec, accuracy=status, error=error)
+        row = self.draft(worker, error)
+        return row or replace(self.placeholder(task.spec, accuracy=status, error=error), source=last_line_of_user(log))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -17,18 +16,12 @@ from typing import Any
 
 import torch
 
+from hashbench.core.imports import is_users, torch_folder
 from hashbench.core.trace.digest import hash_memory
 
-_HERE = str(Path(__file__).parents[2])
-_TORCH = str(Path(torch.__file__).parent)
 _AUTOGRAD = torch.autograd.graph.__file__
 """Calls the engine of autograd."""
-_ZOO = str(Path(_HERE) / "models")
 _REPRESENTED = (bool, int, float, complex, str, bytes, type(None))
-_STANDARD = sysconfig.get_path("stdlib")
-_INSTALLED = sysconfig.get_path("purelib")
-_TYPED = ("<ipython-input-", "<python-input-", "<stdin>")
-"""What code typed into IPython, Python since 3.13 and older Pythons has as its file."""
 
 
 # ---------------------------------------------------------------------------------------------------- nested values
@@ -152,7 +145,7 @@ def caller_line(frame: FrameType | None) -> str:
     """Return ``file:line function`` of the nearest caller outside torch, hashbench and the standard library; ``""`` if
     there is none, as in autograd's threads."""
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
@@ -164,7 +157,7 @@ def raising_line(error: BaseException) -> str:
     found, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             found = f"{Path(code.co_filename).name}:{traceback.tb_lineno} {code.co_name}"
         traceback = traceback.tb_next
     return found
@@ -173,7 +166,7 @@ def raising_line(error: BaseException) -> str:
 def in_own_backward(frame: FrameType | None) -> bool:
     """Return True if the nearest caller outside torch, hashbench and the standard library is a backward or a hook of
     the user's own, which autograd called."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code.co_filename == _AUTOGRAD:
             return False
         frame = frame.f_back
@@ -182,14 +175,8 @@ def in_own_backward(frame: FrameType | None) -> bool:
 
 def in_torch(frame: FrameType | None) -> bool:
     """Return True if the nearest caller outside torch, hashbench and the standard library has called torch."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(torch_folder()):
             return True
         frame = frame.f_back
     return False
-
-
-def _is_users(file: str) -> bool:
-    if file.startswith((_INSTALLED, _HERE)):  # torchvision's code counts as the model's, as does an installed zoo
-        return file.startswith(_ZOO) or not file.startswith((_TORCH, _HERE))
-    return file.startswith(_TYPED) or not file.startswith((_STANDARD, _TORCH, "<"))

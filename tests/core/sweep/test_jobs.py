@@ -178,6 +178,7 @@ def test_what_crashes_alone_as_well_is_believed_and_the_first_log_is_kept(output
     rows = sweep([spec("a", "segfault"), spec("b", "nap")], output, jobs=2).rows
     assert rows[0].accuracy == "crashed"
     assert rows[0].retried.startswith("crashed: killed by SIGSEGV")
+    assert rows[0].source.startswith("sweep_targets.py:")
     assert sorted(ran(output)) == ["a", "a", "b"]
     assert sorted(path.name for path in (output / "logs").iterdir()) == [
         "fake.inference.a.log",
