@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from hashbench import __version__
-from hashbench.cli import completion, reading, sweep, tools
+from hashbench.cli import completion, flags, reading, sweep, tools
 from hashbench.cli.flags import say
 from hashbench.cli.parser import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, Commands, OneLineParser
 from hashbench.core import extensions
@@ -92,9 +92,15 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def _command(arguments: Sequence[str] | None) -> int:
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    # A path that cannot be written is refused as it is parsed.
+    parsed = argparse.Namespace(json="--json" in words)
+    with flags.errors_as_asked(parsed, command=parser.chosen(words)):
+        parsed = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
-    return command(parsed)
+    with flags.errors_as_asked(parsed, command=parser.chosen(words)):
+        return command(parsed)
 
 
 def _drop_output() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 from hashbench.cli.parser import EXIT_DIFFERENCE, EXIT_USAGE, Flags
 from hashbench.core import records
 from hashbench.core.errors import HashbenchError
-from hashbench.core.finding import WIDTH, Finding, as_json, as_text
+from hashbench.core.finding import WIDTH, Finding, as_json, as_text, error_as_json
 from hashbench.core.io import refuse_unwritable
 from hashbench.core.records import DETERMINISTIC, DTYPES, TRACERS
 from hashbench.core.text import printable
@@ -221,9 +221,14 @@ PATHS = (Path, file_to_write, folder_to_fill)
 """Parsers of flags whose values are paths."""
 
 
+def document(flags: Flags) -> None:
+    """Add ``--json``, for commands that print a verdict in a form of their own."""
+    flags.add_argument("--json", action="store_true", help="Print the verdict as a JSON document.")
+
+
 def report(flags: Flags) -> None:
     """Add the flags of all commands that print a verdict."""
-    flags.add_argument("--json", action="store_true", help="Print the verdict as a JSON document.")
+    document(flags)
     flags.add_argument("--html", type=file_to_write, metavar="F", help="Write the verdict as a page into F as well.")
 
 
@@ -242,10 +247,31 @@ def show_finding(finding: Finding, parsed: argparse.Namespace, *, title: str, **
 
         write_file(parsed.html, as_html(finding, title=title, **page), tip="Choose another file with --html.")
     if parsed.json:
-        print(as_json(finding))
+        show_document(finding, command=title)
     else:
         show(as_text(finding, width=terminal_width()))
     return EXIT_DIFFERENCE if finding.differs else 0 if finding.equal else EXIT_USAGE
+
+
+def show_document(finding: Finding, *, command: str) -> None:
+    """Print a finding as JSON, all of whose characters are ASCII."""
+    print(as_json(finding, command=command))
+
+
+@contextlib.contextmanager
+def errors_as_asked(parsed: argparse.Namespace, *, command: str) -> Iterator[None]:
+    """Print an error as a JSON document, too, where ``--json`` was given."""
+    try:
+        yield
+    except HashbenchError as error:
+        if getattr(parsed, "json", False) or getattr(parsed, "format", "") == "json":
+            print(error_as_json(error, command=command))
+        raise
+
+
+def prints_aside(parsed: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+    """Send what a user's program prints in this process to standard error, where ``--json`` was given."""
+    return contextlib.redirect_stdout(sys.stderr) if parsed.json else contextlib.nullcontext()
 
 
 def terminal_width() -> int:

@@ -90,6 +90,11 @@ class OneLineParser(argparse.ArgumentParser):
         """Return the flag that is spelled ``name``; ``None`` where this command has none."""
         return next((action for action in self.flags if name in action.option_strings), None)
 
+    def chosen(self, words: Sequence[str]) -> str:
+        """Return the command that ``words`` name, with its subcommand: ``hashbench ranks diff``."""
+        chosen = self.commands.get(words[0]) if words else None
+        return self.prog if chosen is None else chosen.chosen(words[1:])
+
     def error(self, message: str) -> Never:
         """Print ``message`` with the command whose help to read, and exit with 2."""
         sentence = message if message.endswith("?") else f"{message}."

@@ -46,7 +46,8 @@ def _replay(parsed: argparse.Namespace) -> int:
     Raises:
         HashbenchError: the child crashed.
     """
-    _refuse_folder_of_repros(parsed.folder)
+    with flags.prints_aside(parsed):
+        _refuse_folder_of_repros(parsed.folder)
     asked = {
         **{name: getattr(parsed, name) for name in ("replays", "budget", "imports", "json")},
         "folder": str(parsed.folder),
@@ -100,17 +101,23 @@ def in_child(asked: str, stderr: str) -> int:
         sys.stderr = open(int(stderr), "w", buffering=1)  # noqa: PTH123, SIM115 – a descriptor
     values = json.loads(asked)
     sys.path[:] = values.pop("path")
-    return cli.guarded(lambda: _replay_here(argparse.Namespace(**values)))
+    parsed = argparse.Namespace(**values)
+
+    def replay() -> int:
+        with flags.errors_as_asked(parsed, command="hashbench replay"):
+            return _replay_here(parsed)
+
+    return cli.guarded(replay)
 
 
 def _replay_here(parsed: argparse.Namespace) -> int:
     from hashbench.core.diagnose import repro
     from hashbench.core.diagnose.calls import ops
 
-    for definition in parsed.imports:
-        ops.load(definition)
     folder = Path(parsed.folder)
-    with flags.phases_shown():
+    with flags.prints_aside(parsed), flags.phases_shown():
+        for definition in parsed.imports:
+            ops.load(definition)
         made = repro.rerun(folder, replays=parsed.replays, budget=parsed.budget)
     commands = [shlex.join(["python", str(folder / "repro.py")])] if made.reproduced else []
     found = repro.rerun_finding(made, commands=commands)

@@ -86,7 +86,7 @@ def _sweep(parsed: argparse.Namespace) -> int:
     invariances = flags.invariances_of(parsed.invariance) if _invariant(parsed) else ("",)
     mode = parsed.mode if not _invariant(parsed) else "-".join((*invariances, "invariance"))
     output = parsed.output or flags.new_folder("+".join(names), mode)
-    worse = False
+    swept: list[tuple[SweepRequest, SweepResult]] = []
     for invariance in invariances:  # several: a folder each, which reports and comparisons read as one sweep
         if invariance:
             parsed.invariance = invariance
@@ -95,21 +95,38 @@ def _sweep(parsed: argparse.Namespace) -> int:
             refuse_links([folder])
         try:
             request = request_of(parsed, suites=suites_to_sweep(parsed), output=folder)
-            result = run(request, footer=invariance == invariances[-1])
+            result = run(request, table=not parsed.json, footer=invariance == invariances[-1])
         except SweepInterrupted as stopped:
             message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
             return say(message, EXIT_INTERRUPTED)
-        worse = worse or any(not kind_of(shown(row).accuracy).is_fine for row in result.rows)
+        swept.append((request, result))
+    if parsed.json:
+        _show_document(swept)
+    worse = any(not kind_of(shown(row).accuracy).is_fine for _, result in swept for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 
-def run(request: SweepRequest, *, footer: bool = True) -> SweepResult:
-    """Run a sweep, show its progress on standard error, and print its table; ``footer``: also what passing means."""
+def _show_document(swept: Sequence[tuple[SweepRequest, SweepResult]]) -> None:
+    """Print all rows of some sweeps as one JSON document."""
+    from hashbench.core.report.document import sweep_finding
+
+    asked = {id(row): request for request, result in swept for row in result.rows}
+    rows = [row for _, result in swept for row in result.rows]
+    commands = {shown(row): command_for(asked[id(row)], row) for row in rows}
+    found = sweep_finding(rows, folders=[result.output for _, result in swept], command=lambda row: commands[row])
+    flags.show_document(found, command="hashbench sweep")
+
+
+def run(request: SweepRequest, *, table: bool = True, footer: bool = True) -> SweepResult:
+    """Run a sweep and show its progress on standard error; ``table``: print the table, ``footer``: also what passing
+    means."""
     from hashbench.core.report.table import sweep_table
     from hashbench.core.sweep import request as requests
 
     with Progress() as progress:
         result = requests.run(request, on_event=progress, on_note=say)
+    if not table:
+        return result
     look = flags.look_of(sys.stdout)
     command = functools.partial(command_for, request)
     more: dict[str, Any] = {"width": look.width, "colour": look.colour, "footer": footer}
@@ -277,6 +294,7 @@ def _add_machinery(machinery: Flags) -> None:
     for add in extensions.flags_of("sweep"):
         add(machinery)
     machinery.add_argument("--strict", action="store_true", help="Exit with 1 if any model does not pass.")
+    flags.document(machinery)
 
 
 # --------------------------------------------------------------------------------------------------- while it runs

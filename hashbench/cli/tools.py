@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,12 @@ from hashbench.cli.parser import EXIT_INTERRUPTED, Commands
 from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import DETERMINISTIC
-from hashbench.core.text import masked
+from hashbench.core.text import count, masked
 
 if TYPE_CHECKING:
+    from hashbench.core.finding import Finding
     from hashbench.core.records import HarnessRow
+    from hashbench.core.report.audits import AuditKind
     from hashbench.integrations.dynamo.session import Session
     from hashbench.tools.audit.audit_table import AuditRow
 
@@ -234,6 +238,12 @@ def _add_pipeline(commands: Commands) -> None:
 def _pipeline_check(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import checking, comparing, observed
 
+    if parsed.once and (parsed.json or parsed.html):
+        raise HashbenchError(
+            "--once compares nothing",
+            consequence="there is no verdict for --json or --html, and nothing was run",
+            tip="Leave out --once, or the other flag.",
+        )
     with flags.phases_shown():
         verdict = checking.check(
             parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once, tracer=parsed.tracer
@@ -301,22 +311,23 @@ def _numeric(parsed: argparse.Namespace) -> int:
     from hashbench.tools.numeric.report import finding_of
     from hashbench.tools.numeric.user_file import load_file
 
-    arguments = load_file(parsed.file, seed=parsed.seed)
-    if parsed.stages is not None:
-        arguments["stages"] = tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
-    report = run_model(
-        **arguments,
-        num_iterations=parsed.iterations,
-        precision=parsed.precision,
-        rtol=parsed.rtol,
-        atol=parsed.atol,
-        training=parsed.training,
-        ignore=parsed.ignore,
-        deterministic=parsed.deterministic,
-        seed=parsed.seed,
-        trace=parsed.trace,
-        tracer=parsed.tracer,
-    )
+    with flags.prints_aside(parsed):
+        arguments = load_file(parsed.file, seed=parsed.seed)
+        if parsed.stages is not None:
+            arguments["stages"] = tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
+        report = run_model(
+            **arguments,
+            num_iterations=parsed.iterations,
+            precision=parsed.precision,
+            rtol=parsed.rtol,
+            atol=parsed.atol,
+            training=parsed.training,
+            ignore=parsed.ignore,
+            deterministic=parsed.deterministic,
+            seed=parsed.seed,
+            trace=parsed.trace,
+            tracer=parsed.tracer,
+        )
     found = finding_of(report, limit=parsed.lines, command="" if parsed.trace else _traced(parsed))
     return flags.show_finding(found, parsed, title="hashbench numeric", of=str(parsed.file))
 
@@ -372,6 +383,7 @@ def _add_audit(commands: Commands) -> None:
     flags.seconds(machinery, "--timeout", "Stop an op after S seconds.", least=1, default=120.0)
     text = "Write the rows into CSV as well, and the environment beside it."
     machinery.add_argument("--write", type=flags.file_to_write, metavar="CSV", help=text)
+    flags.document(machinery)
 
 
 def _dtype(text: str) -> str:
@@ -412,11 +424,28 @@ def _audit(parsed: argparse.Namespace) -> int:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
     if note := tracer_note(devices.environment):
         say(note)
-    flags.show(measured.reports().summary(rows))
-    print(f"\nResults: {output / measured.file}")
+    if parsed.json:
+        flags.show_document(_audited(rows, measured, output / measured.file), command="hashbench audit")
+    else:
+        flags.show(measured.reports().summary(rows))
+        print(f"\nResults: {output / measured.file}")
     if parsed.write is not None:
         _copy(output, parsed.write, measured.file)
     return 0
+
+
+def _audited(rows: Sequence[Any], measured: AuditKind, path: Path) -> Finding:
+    """Return an audit as a finding, which differs where the text lists an op."""
+    from hashbench.core.finding import Finding
+
+    counts = Counter(str(row.verdict) for row in rows)
+    listed = bool(measured.reports().findings(rows))
+    return Finding(
+        headline=f"{count(len(rows), 'row')}: {', '.join(f'{number} {word}' for word, number in counts.items())}",
+        equal=bool(rows) and not listed,
+        differs=listed,
+        data={"results": str(path), "counts": dict(counts), "rows": [dataclasses.asdict(row) for row in rows]},
+    )
 
 
 def _show(done: int, total: int, note: str) -> None:

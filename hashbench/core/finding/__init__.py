@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from hashbench.core.errors import HashbenchError
 from hashbench.core.text import join_limited
+
+SCHEMA = 1
+"""Version of the JSON documents (docs/json.md): a name that goes or changes its meaning makes it one more."""
 
 NAMES = 2
 """Maximum names in one list of a text or page; the JSON document has all."""
@@ -146,7 +151,7 @@ def document(finding: Finding) -> dict[str, Any]:
         "equal": finding.equal,
         "differs": finding.differs,
         **finding.data,
-        "facts": dict(finding.facts),
+        "facts": _numbered(finding.facts),
         "notes": list(finding.notes),
         "next": list(finding.next),
     }
@@ -157,9 +162,29 @@ def document(finding: Finding) -> dict[str, Any]:
     return found
 
 
-def as_json(finding: Finding) -> str:
-    """Return a finding as one JSON object."""
-    return json.dumps(document(finding), indent=1)
+def _numbered(facts: Facts) -> dict[str, str]:
+    """Return facts by label; the second of the same label is ``second run 2``."""
+    found: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for name, text in facts:
+        times[name] += 1
+        found[name if times[name] == 1 else f"{name} {times[name]}"] = text
+    return found
+
+
+def as_json(finding: Finding, *, command: str = "") -> str:
+    """Return a finding as one JSON object, with the version of the schema and the command that made it."""
+    return _stamped(command, document(finding))
+
+
+def error_as_json(error: HashbenchError, *, command: str = "") -> str:
+    """Return the document of a command that has no verdict: what, its consequence, and what to do."""
+    texts = {"what": error.what, "consequence": error.consequence, "tip": error.tip}
+    return _stamped(command, {"error": texts})
+
+
+def _stamped(command: str, content: Mapping[str, Any]) -> str:
+    return json.dumps({"schema": SCHEMA, "command": command, **content}, indent=1)
 
 
 def few(names: Sequence[str]) -> str:

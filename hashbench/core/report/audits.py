@@ -56,8 +56,8 @@ class AuditKind:
         name: in words, with an article.
         file: its table in the folder of an audit.
         rows: how its rows are written and read; each has ``dev``, ``source``, ``op``, ``verdict`` and ``error``.
-        report: module whose ``summary`` formats rows for a terminal. Its ``judged`` returns outcome and note of a
-            sample in two audits.
+        report: module whose ``summary`` formats rows for a terminal, and whose ``findings`` are what it lists. Its
+            ``judged`` returns outcome and note of a sample in two audits.
         measure: target of a :class:`MeasureOp`; empty: the audit's own.
         asked_by: the flag that asks for it, as parsed.
         dtypes: default dtypes; empty: the audit's own.

@@ -190,7 +190,7 @@ def _shared(change: ModelChange) -> tuple[str, ...]:
 
 def as_json(comparison: Comparison[Row], clauses: Sequence[Clause] = ()) -> str:
     """Return one JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
-    return finding_json(finding_of(comparison, clauses)) + "\n"
+    return finding_json(finding_of(comparison, clauses), command="hashbench compare") + "\n"
 
 
 def _content(comparison: Comparison[Row], clauses: Sequence[Clause]) -> dict[str, Any]:
@@ -211,15 +211,15 @@ def _content(comparison: Comparison[Row], clauses: Sequence[Clause]) -> dict[str
                 "outcome": str(change.outcome),
                 "worse": change.outcome.worse,
                 "note": change.note,
-                "base": _filled(change.base),
-                "new": _filled(change.new),
+                "base": filled(change.base),
+                "new": filled(change.new),
             }
             for change in comparison.changes
         ],
     }
 
 
-def _filled(row: Row | None) -> dict[str, object] | None:
+def filled(row: Row | None) -> dict[str, object] | None:
     """Return the fields of a row that are not empty; numbers that JSON lacks (infinity, NaN) as their names."""
     if row is None:
         return None

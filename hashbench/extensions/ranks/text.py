@@ -41,7 +41,10 @@ def diff_finding(
     same = replicas is None or not is_checked or (replicas.equal and not replicas.uncompared)
     differs = bool(verdict.first or verdict.differing or verdict.printed or (replicas and replicas.differing))
     part = None if replicas is None else check_finding(replicas)
-    data = _diff_data(verdict) | ({} if repro is None else dataclasses.asdict(repro))
+    of_repro = {} if repro is None else dataclasses.asdict(repro)
+    if of_repro:
+        of_repro["repeat_with"] = of_repro.pop("command")
+    data = _diff_data(verdict) | of_repro
     return Finding(
         headline=_diff_headline(verdict),
         facts=(*_diff_facts(verdict), ("repro", "" if repro is None else repro.reproduced)),

@@ -68,12 +68,8 @@ def _add_nightly(nightly: OneLineParser) -> None:
     nightly.set_defaults(backend="", stress=False)
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="Compare with the baseline CSVs in DIR.")
     nightly.add_argument("--annotations", action="store_true", help="Print GitHub's workflow commands, too.")
-    _add_json(nightly)
+    flags.document(nightly)
     nightly.add_argument("flags", nargs="*", metavar="-- FLAGS", help="Pass FLAGS to every `hashbench sweep`.")
-
-
-def _add_json(command: OneLineParser) -> None:
-    command.add_argument("--json", action="store_true", help="Print the verdict as a JSON document.")
 
 
 def _flag_of_sweep(flag: str) -> str:
@@ -133,7 +129,7 @@ def _night(parsed: argparse.Namespace) -> int:
     commands = (_next_command(judged, parts, folder=folder, expected=parsed.expected),)
     if _is_shown(parsed):
         meaning = what_passing_means(rows)
-        _show(parsed, finding_of(judged, commands=commands, reports=reports, meaning=meaning))
+        _show(parsed, finding_of(judged, commands=commands, reports=reports, meaning=meaning), "nightly")
     else:
         flags.show(as_summary(judged))
         if meaning := what_passing_means(rows):
@@ -152,8 +148,8 @@ def _is_shown(parsed: argparse.Namespace) -> bool:
     return parsed.json or flags.look_of(sys.stdout).width is not None
 
 
-def _show(parsed: argparse.Namespace, finding: Finding) -> None:
-    flags.show_finding(finding, argparse.Namespace(json=parsed.json, html=None), title="hashbench nightly")
+def _show(parsed: argparse.Namespace, finding: Finding, command: str) -> None:
+    flags.show_finding(finding, argparse.Namespace(json=parsed.json, html=None), title=f"hashbench {command}")
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
@@ -313,7 +309,7 @@ def _add_report(report: OneLineParser) -> None:
         action="store_true",
         help="Exit with 1 if anything got worse or, in one sweep alone, differs or fails.",
     )
-    _add_json(report)
+    flags.document(report)
 
 
 def _report(parsed: argparse.Namespace) -> int:
@@ -336,7 +332,7 @@ def _report(parsed: argparse.Namespace) -> int:
     elif parsed.annotations:
         flags.show(as_annotations(judged), end="")
     elif parsed.json or (_is_shown(parsed) and not (parsed.html or parsed.markdown or parsed.junit)):
-        _show(parsed, finding_of(judged))
+        _show(parsed, finding_of(judged), "report")
     elif not (parsed.html or parsed.markdown or parsed.junit):
         flags.show(as_markdown(judged), end="")
     else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
+from hashbench.core.errors import last_line
+from hashbench.core.finding import Finding
+from hashbench.core.finding import as_json as finding_json
 from hashbench.core.report.audits import AuditKind, by_verdict, table_of_counts, values_of
 from hashbench.core.report.compare import Became, Comparison, RowChange, environment_changes, worst_first
 from hashbench.core.results.rows import csv_text
@@ -224,16 +226,22 @@ def as_json(comparison: Comparison[Any]) -> str:
         "base": comparison.base,
         "new": comparison.new,
         "environment": [dataclasses.asdict(change) for change in comparison.environment],
-        "counts": comparison.counts,
-        "got_worse": comparison.got_worse,
-        "remarks": comparison.remarks,
+        "counts": dict(comparison.counts),
+        "worse": comparison.got_worse,
         "changes": [
             {**_fields(change), "note": change.note}
             for change in comparison.changes
             if change.outcome != Became.UNCHANGED
         ],
     }
-    return json.dumps(content, indent=1)
+    found = Finding(
+        headline=last_line(as_text(comparison)),
+        notes=tuple(comparison.remarks),
+        equal=not comparison.got_worse,
+        differs=comparison.got_worse,
+        data=content,
+    )
+    return finding_json(found, command="hashbench compare")
 
 
 def as_csv(comparison: Comparison[Any]) -> str:

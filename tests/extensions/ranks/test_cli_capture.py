@@ -173,4 +173,4 @@ def test_a_collective_that_is_to_blame_is_repeated_by_ranks_of_its_own(
     assert document["first"][0]["origin"] == "collective", done.stderr
     assert document["repro"] == "out/repro"
     assert document["reproduced"] == "0 of 20 repetitions differ"
-    assert repeated(document["command"], capfd) == AGREE
+    assert repeated(document["repeat_with"], capfd) == AGREE

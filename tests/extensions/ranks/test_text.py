@@ -120,7 +120,7 @@ def test_the_next_recording_captures_a_kernel_or_has_source_lines(
 def test_a_repro_is_a_fact_and_its_command_is_next() -> None:
     found = diff_finding(MANY, repro=Repro("r", "3 of 20 replays differ", "hashbench replay r"))
     assert (dict(found.facts)["repro"], found.next) == ("3 of 20 replays differ", ("hashbench replay r",))
-    assert (found.data["repro"], found.data["command"]) == ("r", "hashbench replay r")
+    assert (found.data["repro"], found.data["repeat_with"]) == ("r", "hashbench replay r")
     assert dict(diff_finding(MANY, repro=Repro(reproduced="not captured: why")).facts)["repro"] == "not captured: why"
 
 
