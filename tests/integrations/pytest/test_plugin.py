@@ -149,7 +149,7 @@ def test_a_kernel_is_diagnosed(project: dict[str, tuple[str, str]]) -> None:
 
 
 def test_the_commands_name_the_repro_and_the_traces(project: dict[str, tuple[str, str]]) -> None:
-    found = flat(project["test_kernel"][1]).partition("Next: hashbench replay ")[2].split()
+    found = flat(project["test_kernel"][1]).partition("Next: hashbench replay --import test_project.py ")[2].split()
     repro, traces = Path(found[0]), [Path(name) for name in found[3:5]]
 
     assert str(repro).startswith(project["<folder>"][1])

@@ -138,7 +138,7 @@ def _text_facts(text: TextDifference) -> Iterator[tuple[str, str]]:
     line = text.lines[0]
     more = f" (and {count(text.total - 1, 'more line')})" if text.total > 1 else ""
     yield f"{name} line {line.number}", f"{_shown(line.first)}{more}"
-    yield f"{name} in second run", _shown(line.second)
+    yield "in second run", _shown(line.second)
 
 
 def _shown(line: str | None) -> str:
