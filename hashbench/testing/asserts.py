@@ -135,7 +135,7 @@ class Asserts:
             CheckFailedError: an item differs, or an invariance cannot be checked.
         """
         __tracebackhide__ = True
-        chosen = self._options("assert_batch_invariant", options, ("runs", *EVERY))
+        chosen = _chosen(self.defaults, "assert_batch_invariant", options, ("runs", *EVERY))
         _require_callable("assert_batch_invariant", model)
         from hashbench.core.run.workload import batch_of
         from hashbench.extensions.invariance.function import check_invariance
@@ -184,18 +184,17 @@ class Asserts:
             CheckFailedError: a result or kernel is wrong, or nothing can be compiled.
         """
         __tracebackhide__ = True
-        chosen = self._options("assert_compiled_equals_eager", options, EVERY)
+        chosen = _chosen(self.defaults, "assert_compiled_equals_eager", options, EVERY)
         _require_callable("assert_compiled_equals_eager", model)
-        if tolerance is not None and not 0 <= tolerance < float("inf"):
-            raise CheckFailedError(f"tolerance must be a number >= 0, got {tolerance!r}")
+        _require_tolerance(tolerance)
         from hashbench.extensions.compiled.failure import accuracy_finding, is_wrong
         from hashbench.extensions.compiled.function import check_compiled, is_trained
 
         trained = is_trained(model) if training is None else training
         with _named(name_of(model)), folder_of(chosen) as folder:
             mode = "training" if trained else "inference"
-            run_options = _run_options(_call_of(model, inputs), chosen, folder, mode=mode)
-            run_options = replace(run_options, backend=backend, runs=2)
+            asked = _run_options(_call_of(model, inputs), chosen, folder, mode=mode)
+            run_options = replace(asked, backend=backend, runs=2)
             row = check_compiled(model, inputs, name_of(model), run_options, loss=loss, tolerance=tolerance)
             if is_wrong(row):
                 finding = accuracy_finding(row, folder=folder)
@@ -225,10 +224,9 @@ class Asserts:
             CheckFailedError: ranks or runs differ, or the ranks cannot run.
         """
         __tracebackhide__ = True
-        chosen = self._options("assert_ranks_deterministic", options, ("runs", *EVERY))
+        chosen = _chosen(self.defaults, "assert_ranks_deterministic", options, ("runs", *EVERY))
         _require_callable("assert_ranks_deterministic", factory, "a function that builds a model")
-        if type(ranks) is not int or ranks < 1:
-            raise CheckFailedError(f"ranks must be an int >= 1, got {ranks!r}")
+        _require_count("ranks", ranks)
         from hashbench.core.check.function import FunctionCall
         from hashbench.extensions.ranks.function import check_ranks
 
@@ -266,10 +264,11 @@ class Asserts:
             CheckFailedError: a kernel changed, or the file cannot be used.
         """
         __tracebackhide__ = True
-        chosen = self._options("assert_kernels_unchanged", options, ("seed", "deterministic", "tracer", "output"))
+        chosen = _chosen(
+            self.defaults, "assert_kernels_unchanged", options, ("seed", "deterministic", "tracer", "output")
+        )
         _require_callable("assert_kernels_unchanged", model)
-        if threads is not None and (type(threads) is not int or threads < 1):
-            raise CheckFailedError(f"threads must be an int >= 1, got {threads!r}")
+        _require_count("threads", 1 if threads is None else threads)
         from hashbench.extensions.fingerprint.check import changed_kernels, record_function
 
         call, path, named = _call_of(model, inputs), (self.files or Path()) / file, name or name_of(model)
@@ -278,19 +277,18 @@ class Asserts:
             if record or self.records:
                 self.tell(RECORDED, f"{file}: {named}, {record_function(call, named, run_options, path)}")
                 return
-            if not path.exists():
-                found = f"there is no {file}, so nothing was compared"
-                raise CheckFailedError(f"{named}: {found}. Record it: `{self.how_to_record}`.")
+            _require_file(path, f"{named}: there is no {file}", how_to_record=self.how_to_record)
             keep = folder / "kernels.txt"
             finding = changed_kernels(call, named, run_options, path, keep=keep, how_to_record=self.how_to_record)
             if finding is not None:
                 raise CheckFailedError(str(finding), finding)
 
-    def _options(self, check: str, asked: Mapping[str, Any], names: Sequence[str]) -> Options:
-        """Return the options of a check that has these; others of its parameters are named by its signature."""
-        parameters = inspect.signature(getattr(Asserts, check)).parameters.values()
-        own = ", ".join(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
-        return options_of(asked, self.defaults, of=check, names=names, own=own)
+
+def _chosen(defaults: Mapping[str, Any], check: str, asked: Mapping[str, Any], names: Sequence[str]) -> Options:
+    """Return the options of a check that has these; others of its parameters are named by its signature."""
+    parameters = inspect.signature(getattr(Asserts, check)).parameters.values()
+    own = ", ".join(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    return options_of(asked, defaults, of=check, names=names, own=own)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -323,6 +321,21 @@ def _require_pass(row: Row, *, folder: Path) -> None:
 def _require_callable(check: str, subject: object, needs: str = "a model to call", *, tip: str = "") -> None:
     if not callable(subject):
         raise CheckFailedError(f"{check} needs {needs}, not a {type(subject).__name__}{tip}.")
+
+
+def _require_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise CheckFailedError(f"{name} must be an int >= 1, got {value!r}")
+
+
+def _require_tolerance(value: float | None) -> None:
+    if value is not None and not 0 <= value < float("inf"):
+        raise CheckFailedError(f"tolerance must be a number >= 0, got {value!r}")
+
+
+def _require_file(path: Path, missing: str, *, how_to_record: str) -> None:
+    if not path.exists():
+        raise CheckFailedError(f"{missing}, so nothing was compared. Record it: `{how_to_record}`.")
 
 
 def _run_options(call: FunctionCall, options: Options, folder: Path, *, mode: str = "inference") -> RunOptions:

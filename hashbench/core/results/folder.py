@@ -234,13 +234,13 @@ class ResultsFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> tuple[Path, ...]:
         """Keep where this sweep runs. A resumed sweep keeps the environments of its earlier parts, which their rows
         refer to, under ``previous``. Return where the file with these is now, if it could not be read."""
-        known, unreadable = self._known_environments()
+        known, unreadable = _known_environments(self.environment)
         self.write_environments([environment, *known])
         return unreadable
 
     def add_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep another machine's environment beside the sweep's own, under ``previous`` as well."""
-        *others, own = self._known_environments()[0] or [environment]
+        *others, own = _known_environments(self.environment)[0] or [environment]
         self.write_environments([own, *others, environment])
 
     def write_environments(self, environments: Sequence[Mapping[str, Any]]) -> None:
@@ -250,18 +250,6 @@ class ResultsFolder:
         for environment in environments:
             kept.setdefault(str(environment.get("key") or environment), environment)
         _replace(self.environment, environments_text(list(kept.values())))
-
-    def _known_environments(self) -> tuple[list[Mapping[str, Any]], tuple[Path, ...]]:
-        """Return those that were kept, the sweep's own as the last, and the path of a file that was set aside, since it
-        cannot be read."""
-        if not os.path.lexists(self.environment):
-            return [], ()
-        try:
-            own = from_json(Mapping[str, object], read_json(self.environment))
-            previous = from_json(tuple[Mapping[str, object], ...], own.get("previous", []))
-        except NOT_A_ROW:
-            return [], (set_aside(self.environment),)
-        return [*previous, {name: value for name, value in own.items() if name != "previous"}], ()
 
     # -------------------------------------------------------------------------------------------------- rows
 
@@ -351,6 +339,19 @@ class ResultsFolder:
         finally:
             os.close(descriptor)
         return True
+
+
+def _known_environments(path: Path) -> tuple[list[Mapping[str, Any]], tuple[Path, ...]]:
+    """Return those that were kept, the sweep's own as the last, and the path of a file that was set aside, since it
+    cannot be read."""
+    if not os.path.lexists(path):
+        return [], ()
+    try:
+        own = from_json(Mapping[str, object], read_json(path))
+        previous = from_json(tuple[Mapping[str, object], ...], own.get("previous", []))
+    except NOT_A_ROW:
+        return [], (set_aside(path),)
+    return [*previous, {name: value for name, value in own.items() if name != "previous"}], ()
 
 
 def _header(path: Path) -> list[str]:
