@@ -190,9 +190,8 @@ class Asserts:
         from hashbench.extensions.compiled.failure import accuracy_finding, is_wrong
         from hashbench.extensions.compiled.function import check_compiled, is_trained
 
-        trained = is_trained(model) if training is None else training
+        mode = "training" if (is_trained(model) if training is None else training) else "inference"
         with _named(name_of(model)), folder_of(chosen) as folder:
-            mode = "training" if trained else "inference"
             asked = _run_options(_call_of(model, inputs), chosen, folder, mode=mode)
             run_options = replace(asked, backend=backend, runs=2)
             row = check_compiled(model, inputs, name_of(model), run_options, loss=loss, tolerance=tolerance)
