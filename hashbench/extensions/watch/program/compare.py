@@ -3,6 +3,7 @@ for reading."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -193,14 +194,34 @@ def read_by_all(verdict: PairVerdict) -> Divergence | None:
 # ------------------------------------------------------------------------------------------------------- texts
 
 
+_ADDRESS = re.compile(rb"(?<= at )0x[0-9a-f]+(?=>)")
+"""An address, as Python writes it of an object without words of its own: ``<Net object at 0x7f3a80>``."""
+
+
 def texts_of(first: ProgramRun, second: ProgramRun) -> Iterator[TextDifference]:
     """Yield printed output and files that differ."""
-    printed = [read_file(run.folder / STDOUT, most=MOST_PRINTED) for run in (first, second)]
-    if printed[0] != printed[1]:
-        yield _text("", *printed)
-    for (name, old), (_, new) in zip(first.files, second.files, strict=True):
+    for (name, old), (_, new) in zip(_texts(first), _texts(second), strict=True):
         if old != new:
             yield _text(name, old, new)
+
+
+def _texts(run: ProgramRun) -> Iterator[tuple[str, bytes | None]]:
+    yield "", read_file(run.folder / STDOUT, most=MOST_PRINTED)
+    yield from run.files
+
+
+def differ_beside_addresses(first: ProgramRun, second: ProgramRun) -> frozenset[str]:
+    """Return the names of texts that differ in more than addresses of objects."""
+    return frozenset(
+        name
+        for (name, old), (_, new) in zip(_texts(first), _texts(second), strict=True)
+        if without_addresses(old) != without_addresses(new)
+    )
+
+
+def without_addresses(text: bytes | None) -> bytes | None:
+    """Return a text without the addresses of objects in it."""
+    return None if text is None else _ADDRESS.sub(b"", text)
 
 
 _SHOWN = 8

@@ -18,7 +18,9 @@ from hashbench.extensions.watch.program.compare import (
     RunsVerdict,
     TextDifference,
     compare_runs,
+    differ_beside_addresses,
     read_by_all,
+    without_addresses,
 )
 from hashbench.extensions.watch.program.launch import ProgramRun, StandardInput, run_once
 from hashbench.extensions.watch.program.task import (
@@ -102,7 +104,7 @@ class SecondLook:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedText:
-    """A text that differs because of a clock, a process number or a temporary name.
+    """A text that differs because of a clock, a process number, a temporary name or an address.
 
     Attributes:
         text: it.
@@ -192,7 +194,7 @@ class ProgramLooks:
     # ---------------------------------------------------------------------------------------------- fixed clocks
 
     def _explained(self, lead: RunsVerdict) -> tuple[ExplainedText, ...]:
-        """Run the program twice with fixed clocks; return the texts that agree then."""
+        """Run the program twice with fixed clocks; return the texts that agree then, but for addresses of objects."""
         clocks = {name: getattr(time, f"{name}_ns")() for name in _CLOCKS}
         task = ProgramTask(self._request.program, "", watched=False, clocks=clocks)
         runs = []
@@ -202,7 +204,7 @@ class ProgramLooks:
         control = compare_runs(*runs, most=0)
         if control.ends_differ or runs[0].status != lead.first.status:
             return ()
-        left = {text.name for text in control.texts}
+        left = differ_beside_addresses(*runs)
         return tuple(ExplainedText(text, _shown(text, runs[0])) for text in lead.texts if text.name not in left)
 
     # --------------------------------------------------------------------------------------------------- kernels
@@ -262,9 +264,16 @@ def _shown(text: TextDifference, control: ProgramRun) -> str:
     lines = (content or b"").split(b"\n")
     shown = [lines[line.number - 1] for line in text.lines if line.number <= len(lines)] or lines
     words = b"\n".join(shown)
+    first = text.lines[0] if text.lines else None
+    if first is not None and _without_addresses(first.first) == _without_addresses(first.second):
+        return "the address of an object"
     if FIXED_NAME.encode() in words:
         return "the name of a temporary file"
     return "the number of the process" if str(FIXED_PROCESS).encode() in words else "the clock"
+
+
+def _without_addresses(line: str | None) -> bytes | None:
+    return without_addresses(None if line is None else line.encode())
 
 
 def _kernel_of(pair: RunsVerdict, first: int, stop: int) -> NamedKernel | None:

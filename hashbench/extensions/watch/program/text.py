@@ -192,7 +192,8 @@ def _explained_words(explained: ExplainedText) -> str:
         where += f" {shows}: {_shown(line.first)} / {_shown(line.second)}."
     else:
         where += f" {shows}."
-    return f"{where} With fixed clocks, process numbers and temporary names both runs write the same."
+    same = "With fixed clocks, process numbers and temporary names, and without addresses of objects"
+    return f"{where} {same}, both runs write the same."
 
 
 def _look_notes(verdict: ProgramVerdict) -> Iterator[str]:

@@ -69,6 +69,16 @@ def test_a_clock_is_told_and_not_blamed(judged) -> None:
 
 
 @pytest.mark.slow
+def test_the_address_of_an_object_is_told_and_not_blamed(judged) -> None:
+    script = (
+        "import ctypes, os\nclass Net: pass\nkept = [Net() for _ in range(os.getpid() % 97 + 1)]\nprint(kept[-1])\n"
+    )
+    code, found = judged(script)
+    assert code == 0
+    assert found["explained"][0]["shows"] == "the address of an object"
+
+
+@pytest.mark.slow
 def test_an_unseeded_generator_beside_a_clock_is_a_difference(judged) -> None:
     code, found = judged("import random, time\nprint(time.time(), random.random())\n")
     assert code == 1

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.extensions.watch.program.compare import LineDifference, TextDifference, compare_runs, texts_of
+from hashbench.extensions.watch.program.compare import (
+    LineDifference,
+    TextDifference,
+    compare_runs,
+    differ_beside_addresses,
+    texts_of,
+)
 from hashbench.extensions.watch.program.launch import ProgramRun
 from hashbench.extensions.watch.program.looks import steps_of
 from hashbench.extensions.watch.program.task import STDOUT, ProgramEnd
@@ -32,6 +38,21 @@ def run_of(folder: Path, printed: bytes, *, status: int = 0, end: ProgramEnd | N
 )
 def test_the_first_line_that_differs(tmp_path: Path, first: bytes, second: bytes, found: list[TextDifference]) -> None:
     assert list(texts_of(run_of(tmp_path / "a", first), run_of(tmp_path / "b", second))) == found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        (b"<Net object at 0x7f01>\n", b"<Net object at 0x7f02>\n", False),
+        (b"<Net object at 0x7f01> 1\n", b"<Net object at 0x7f02> 2\n", True),
+        (b"at 0x7f01\n", b"at 0x7f02\n", True),
+        (b"<Net object at 0x7f01>\n", b"<Net object at 0x7f02>", True),
+    ],
+    ids=["addresses", "a value beside them", "a number that the program writes", "an end of a line"],
+)
+def test_addresses_of_objects_are_no_difference(tmp_path: Path, first: bytes, second: bytes, differs: bool) -> None:
+    runs = run_of(tmp_path / "a", b"", out=first), run_of(tmp_path / "b", b"", out=second)
+    assert differ_beside_addresses(*runs) == ({"out"} if differs else frozenset())
 
 
 def test_a_file_that_one_run_alone_wrote(tmp_path: Path) -> None:
