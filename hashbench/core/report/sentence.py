@@ -1,6 +1,6 @@
 """A night in one sentence: which models got worse, and of what kind the reason is. Imports no torch.
 
-A :class:`Case` has the signs of one model, :mod:`~hashbench.core.report.reasons` decides, and the rest says it.
+A :class:`WorsenedRow` has the signs of one model, :mod:`~hashbench.core.report.reasons` decides, and the rest says it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class WorsenedRow:
     """What there is to judge from of one model that got worse.
 
     Attributes:
@@ -184,7 +184,7 @@ def _is_of_compiler(row: Row) -> bool:
     return status in _COMPILED or (bool(row.backend) and status is Status.REFERENCE_FAIL)
 
 
-def explained(case: Case) -> Explained:
+def explained(case: WorsenedRow) -> Explained:
     """Explain why a model got worse."""
     row, signs = case.row, case.signs
     reason = decide_reason(signs)
@@ -227,7 +227,7 @@ def changes_in_words(changes: Iterable[EnvironmentChange]) -> str:
     return join_limited(texts, _CHANGES)
 
 
-def _because(reason: Reason, signs: Signs, case: Case) -> str:
+def _because(reason: Reason, signs: Signs, case: WorsenedRow) -> str:
     """Return what shows that a reason is of this kind, without the kernel."""
     row = case.row
     match reason:
@@ -248,7 +248,7 @@ def _because(reason: Reason, signs: Signs, case: Case) -> str:
             return _unknown(signs, case)
 
 
-def _unknown(signs: Signs, case: Case) -> str:
+def _unknown(signs: Signs, case: WorsenedRow) -> str:
     """Return why the kind of reason is not known."""
     if not signs.comparable:
         return case.change.note
@@ -273,7 +273,7 @@ def _what_fails(row: Row) -> str:
     return shorten(one_line(row.error or row.accuracy), 60) if kind_of(row.accuracy) in (Kind.FAIL, Kind.SKIP) else ""
 
 
-def _next(reason: Reason, signs: Signs, case: Case) -> tuple[str, str]:
+def _next(reason: Reason, signs: Signs, case: WorsenedRow) -> tuple[str, str]:
     """Return the command that repeats the trouble or, where the reason is not known, would tell; and what."""
     row = case.row or case.change.base
     if row is None:
@@ -291,7 +291,7 @@ def _next(reason: Reason, signs: Signs, case: Case) -> tuple[str, str]:
     return again, _would_tell(signs, case) if unknown else ""
 
 
-def _would_tell(signs: Signs, case: Case) -> str:
+def _would_tell(signs: Signs, case: WorsenedRow) -> str:
     what = (
         f"whether it is a flake, which agrees in some of {_MORE_RUNS} runs"
         if case.differs
@@ -308,7 +308,7 @@ def clauses_between(
     """Explain the rows of a comparison that got worse; ``kernels`` by the key of the row."""
     nothing = KernelSigns()
     cases = (
-        Case(change=change, new=new, before=change.base, base=base, kernels=kernels.get(change.key, nothing))
+        WorsenedRow(change=change, new=new, before=change.base, base=base, kernels=kernels.get(change.key, nothing))
         for change in comparison.changes
         if change.outcome.worse
     )

@@ -24,7 +24,7 @@ from hashbench.core.devices.visibility import WORKSPACE_VARIABLE, workspace_conf
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import exit_at_once, python_calling, run
 from hashbench.core.records import ROW_SCHEMA
-from hashbench.core.run.machine_cache import Look, keep, recall
+from hashbench.core.run.machine_cache import AskedLook, keep, recall
 from hashbench.core.trace.tracer import choose
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton")
@@ -127,7 +127,9 @@ def collect_in_child(
     given = {name: value for name, value in variables.items() if name not in os.environ}
     known = {**os.environ, **given}
     asked = (device, tracer, backend)
-    look = Look(asked, {name: known[name] for name in sorted(known) if _READ.search(name)}, package_versions(_PACKAGES))
+    look = AskedLook(
+        asked, {name: known[name] for name in sorted(known) if _READ.search(name)}, package_versions(_PACKAGES)
+    )
     if not fresh and (recalled := recall(look)) is not None:
         return recalled
     answer = by("hashbench.core.run.environment:described", *asked, environment=known) if by is not None else ""

@@ -49,7 +49,7 @@ _VOLATILE = ("cpu MHz", "bogomips")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class AskedLook:
     """What was asked of a look at this machine.
 
     Attributes:
@@ -76,7 +76,7 @@ class Look:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def recall(look: Look) -> dict[str, Any] | None:
+def recall(look: AskedLook) -> dict[str, Any] | None:
     """Return the description that an equal look found within the last day; ``None`` if there is none."""
     key = look.key()
     for folder in _folders():
@@ -88,7 +88,7 @@ def recall(look: Look) -> dict[str, Any] | None:
     return None
 
 
-def keep(look: Look, environment: Mapping[str, Any]) -> None:
+def keep(look: AskedLook, environment: Mapping[str, Any]) -> None:
     """Keep a description for :func:`recall`, in the first folder that can be written, and remove old ones. The key is
     that of now: a look may have compiled the native tracer."""
     key = look.key()

@@ -31,7 +31,7 @@ from hashbench.core.trace.step_file import member, rank_path, run_id
 from hashbench.core.trace.stepped import SteppedTrace
 
 
-class Capture(TraceCallback):
+class CallCapture(TraceCallback):
     """Callback that sees every call, and then the records of a step."""
 
     def describe(self, records: Iterable[OpRecord]) -> None:
@@ -59,7 +59,7 @@ class StepRecorder:
         *,
         tracer: str = "auto",
         source_lines: bool = False,
-        capture: Capture | None = None,
+        capture: CallCapture | None = None,
         each: bool = False,
     ) -> None:
         self._folder, self._model, self._process = folder, model, os.getpid()

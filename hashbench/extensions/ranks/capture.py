@@ -19,7 +19,7 @@ from hashbench.core.diagnose.calls.capture import CaptureError
 from hashbench.core.diagnose.named_call import kernel_of, write_kernel
 from hashbench.core.errors import bounded
 from hashbench.core.records import OpRecord
-from hashbench.core.run.recorder import Capture
+from hashbench.core.run.recorder import CallCapture
 from hashbench.core.text import one_line
 from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.collective_ops import KINDS, RECEIVE, UNKNOWN, CollectivePlan, collective_op
@@ -49,7 +49,7 @@ class _Contribution:
     backend: str
 
 
-class RankCapture(Capture):
+class RankCapture(CallCapture):
     """Keeps the first call of this rank that is named, and writes its repro into ``repro`` of the recording.
 
     Args:

@@ -27,7 +27,7 @@ from hashbench.core.report.compare import (
     tracer_remark,
     what_happened,
 )
-from hashbench.core.report.sentence import Case, Clause, Explained, clauses_of, explained
+from hashbench.core.report.sentence import Clause, Explained, WorsenedRow, clauses_of, explained
 from hashbench.core.results.load import Sweep, load_sweep
 from hashbench.core.results.rows import row_key
 from hashbench.core.text import count, listed
@@ -363,7 +363,9 @@ def judge(
         )
     )
     before_it = {row_key(row): row for row in (last.rows if last else ())}
-    cases = [Case(change=one, new=new, before=before_it.get(one.key), base=last) for one in _to_explain(judgements)]
+    cases = [
+        WorsenedRow(change=one, new=new, before=before_it.get(one.key), base=last) for one in _to_explain(judgements)
+    ]
     judged = _with_reasons(JudgedNight(history, tuple(judgements), before), map(explained, cases))
     return replace(judged, remarks=tuple(_remarks(judged, new, expected)))
 

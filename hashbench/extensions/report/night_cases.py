@@ -14,7 +14,7 @@ from hashbench.core.catalog import Kind, kind_of
 from hashbench.core.extensions import kernels_of, shown
 from hashbench.core.records import Row
 from hashbench.core.report.compare import RowChange, environment_changes
-from hashbench.core.report.sentence import Case, Explained, explained, link_of
+from hashbench.core.report.sentence import Explained, WorsenedRow, explained, link_of
 from hashbench.core.results.load import Sweep
 from hashbench.core.results.rows import row_key
 from hashbench.extensions.report.history import History, ModelHistory, sweep_of
@@ -87,7 +87,7 @@ def _cases(
     *,
     old: int | None,
     began: int,
-) -> Iterator[Case]:
+) -> Iterator[WorsenedRow]:
     new = nights.sweep(began)
     base = nights.sweep(old) if old is not None else None
     rows = [
@@ -100,7 +100,7 @@ def _cases(
     kernels = kernels_of([pair for pair in rows if all(pair)], **files)
     for change, (before, now) in zip(changes, rows, strict=True):
         of_build = _nights_of_build(nights, models.get(change.key), began)
-        case = Case(change=replace(change, new=now), new=new, before=before, base=base, nights=of_build)
+        case = WorsenedRow(change=replace(change, new=now), new=new, before=before, base=base, nights=of_build)
         yield replace(case, kernels=kernels[change.key]) if change.key in kernels else case
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.run import environment, machine_cache
-from hashbench.core.run.machine_cache import Look, keep, recall
+from hashbench.core.run.machine_cache import AskedLook, keep, recall
 
-LOOK = Look(("cpu", "auto", ""), {"OMP_NUM_THREADS": "2"}, {"torch": "2.15"})
+LOOK = AskedLook(("cpu", "auto", ""), {"OMP_NUM_THREADS": "2"}, {"torch": "2.15"})
 FOUND: dict[str, Any] = {"key": "abc", "tracer": "native", "tracer_reason": "", "threads": {"intra_op": 2}}
 
 Change = Callable[[pytest.MonkeyPatch, Path], object]
@@ -55,7 +55,7 @@ def test_what_was_found_is_recalled() -> None:
         replace(LOOK, packages={"torch": "2.16"}),
     ],
 )
-def test_another_look_finds_for_itself(other: Look) -> None:
+def test_another_look_finds_for_itself(other: AskedLook) -> None:
     keep(LOOK, FOUND)
     assert recall(other) is None
 

@@ -13,12 +13,12 @@ from hashbench.core.diagnose.named_call import kernel_of, write_kernel
 from hashbench.core.errors import bounded
 from hashbench.core.io import replace_file, to_json
 from hashbench.core.records import OpRecord
-from hashbench.core.run.recorder import Capture
+from hashbench.core.run.recorder import CallCapture
 from hashbench.core.text import one_line
 from hashbench.extensions.watch.program.task import NOTE, REPRO, CallNote
 
 
-class ProgramCapture(Capture):
+class ProgramCapture(CallCapture):
     """Keeps the call of one record, and writes its repro and a note into the folder of the run."""
 
     def __init__(self, node: str, folder: Path) -> None:
