@@ -1,4 +1,4 @@
-"""The corpus ``models/programs.csv``: ordinary programs with one planted fault, and the same without it (``--clean``).
+"""The corpus ``models/programs/programs.csv``: ordinary programs with one planted fault, and the same without it (``--clean``).
 
 ``python -m tests.extensions.watch.program.test_programs [PROGRAM …]`` prints what each verdict says, and its time.
 """
@@ -91,7 +91,7 @@ class Planted:
 
 
 def corpus() -> list[Planted]:
-    with (MODELS / "programs.csv").open(encoding="utf-8", newline="") as file:
+    with (FOLDER / "programs.csv").open(encoding="utf-8", newline="") as file:
         return [Planted(**row) for row in csv.DictReader(file)]
 
 
