@@ -31,7 +31,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("core.commands", ""),
     ("core.finding", ""),
     ("core.sealed", ""),
-    ("core.imports", ""),
+    ("core.imports core.owners", ""),
     ("core.processes", ""),
     ("core.workers core.extensions", ""),
     ("core.native", "build library"),

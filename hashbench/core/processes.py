@@ -30,8 +30,8 @@ from typing import IO, Never
 import psutil
 
 from hashbench.core.errors import last_line
-from hashbench.core.imports import is_users
 from hashbench.core.io import PACKAGE_PARENT, PIPE_SECONDS, open_file, write_within
+from hashbench.core.owners import is_users
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 

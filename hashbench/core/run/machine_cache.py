@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import hashbench
-from hashbench.core.imports import torch_folder
 from hashbench.core.io import replace_file
 from hashbench.core.native import cache as caches
 from hashbench.core.native.cache import UnusableFolderError
+from hashbench.core.owners import torch_folder
 from hashbench.core.sealed import Sealed
 
 KEPT_SECONDS = 86400.0

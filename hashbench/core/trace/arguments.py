@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hashbench.core.imports import is_users, torch_folder
+from hashbench.core.owners import is_users, torch_folder
 from hashbench.core.trace.digest import hash_memory
 
 _AUTOGRAD = torch.autograd.graph.__file__

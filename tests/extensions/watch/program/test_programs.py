@@ -1,4 +1,4 @@
-"""The corpus ``models/programs/programs.csv``: ordinary programs with one planted fault, and the same without it (``--clean``).
+"""The corpus ``models/programs/programs.csv``: ordinary programs with one planted fault, and without it (``--clean``).
 
 ``python -m tests.extensions.watch.program.test_programs [PROGRAM …]`` prints what each verdict says, and its time.
 """
