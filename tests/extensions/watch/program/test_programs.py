@@ -133,7 +133,7 @@ def test_a_program_is_an_ordinary_one_with_one_planted_line(name: str) -> None:
 
 def test_there_are_twenty() -> None:
     assert len(PROGRAMS) == 20
-    assert {path.stem for path in FOLDER.glob("[!_]*") if path.name != "__pycache__"} == PROGRAMS.keys()
+    assert {path.stem for path in FOLDER.glob("[!_]*") if path.suffix != ".csv"} == PROGRAMS.keys()
 
 
 def test_another_kernel_or_line_is_none_that_is_named() -> None:
