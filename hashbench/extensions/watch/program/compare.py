@@ -121,7 +121,7 @@ def kind_of_end(run: ProgramRun) -> str:
 
 def compare_runs(first: ProgramRun, second: ProgramRun, *, most: int) -> RunsVerdict:
     """Compare two runs; of traces that reached their maximum, the first ``most`` records."""
-    gaps: list[str] = []
+    gaps = [f"No run wrote {name}: it was not compared." for name in _unwritten(first, second)]
     return RunsVerdict(
         first,
         second,
@@ -208,6 +208,13 @@ def texts_of(first: ProgramRun, second: ProgramRun) -> Iterator[TextDifference]:
 def _texts(run: ProgramRun) -> Iterator[tuple[str, bytes | None]]:
     yield "", read_file(run.folder / STDOUT, most=MOST_PRINTED)
     yield from run.files
+
+
+def _unwritten(first: ProgramRun, second: ProgramRun) -> Iterator[str]:
+    """Yield the names of files that neither run has written."""
+    for (name, old), (_, new) in zip(first.files, second.files, strict=True):
+        if old is None and new is None:
+            yield name
 
 
 def differ_beside_addresses(first: ProgramRun, second: ProgramRun) -> frozenset[str]:

@@ -67,12 +67,14 @@ def _headline(verdict: ProgramVerdict) -> str:
 def _equal_words(verdict: ProgramVerdict) -> str:
     runs = count(len(verdict.pairs) + 1, "run")
     compared = listed(list(_compared(verdict)))
+    first = verdict.lead.first
+    how = f"; all {_end_words(first)}" if first.ended() and is_whole(verdict) else ""
     if not compared:
-        return "Nothing was compared: the program printed nothing and ran no kernel"
+        return f"Nothing was compared: the program printed nothing and ran no kernel{how}"
     if not is_whole(verdict):
         return f"The {runs} agree until they were stopped: {compared}"
-    ended = verdict.lead.first.ended()
-    return f"The {runs} are equal: {compared}" + (f"; all ended with {ended}" if ended else "")
+    equal = "agree, and not all was compared" if verdict.lead.gaps else "are equal"
+    return f"The {runs} {equal}: {compared}{how}"
 
 
 def _compared(verdict: ProgramVerdict) -> Iterator[str]:
@@ -86,8 +88,8 @@ def _compared(verdict: ProgramVerdict) -> Iterator[str]:
         yield f"{count(len(rank.steps), 'step')} ({', '.join(parts)})"
     if lead.kernels:
         yield f"{count(lead.kernels, 'kernel')} of {_traced_words(verdict)}"
-    if lead.first.files:
-        yield count(len(lead.first.files), "file")
+    if written := [name for name, content in lead.first.files if content is not None]:
+        yield count(len(written), "file")
 
 
 def _traced_words(verdict: ProgramVerdict) -> str:
@@ -122,6 +124,8 @@ def _facts(verdict: ProgramVerdict) -> Iterator[tuple[str, str]]:
 
 
 def _end_words(run: ProgramRun) -> str:
+    if run.status < 0:
+        return run.ended()  # killed by a signal
     return f"ended with {run.ended()}" if run.ended() else "ended by itself"
 
 

@@ -14,8 +14,11 @@ from hashbench.extensions.watch.program.compare import (
     texts_of,
 )
 from hashbench.extensions.watch.program.launch import ProgramRun
-from hashbench.extensions.watch.program.looks import steps_of
-from hashbench.extensions.watch.program.task import STDOUT, ProgramEnd
+from hashbench.extensions.watch.program.looks import ProgramVerdict, RunRequest, steps_of
+from hashbench.extensions.watch.program.task import STDOUT, Program, ProgramEnd
+from hashbench.extensions.watch.program.text import finding_of
+
+NOTHING = "Nothing was compared: the program printed nothing and ran no kernel"
 
 
 def run_of(folder: Path, printed: bytes, *, status: int = 0, end: ProgramEnd | None = None, **files: bytes | None):
@@ -53,6 +56,31 @@ def test_the_first_line_that_differs(tmp_path: Path, first: bytes, second: bytes
 def test_addresses_of_objects_are_no_difference(tmp_path: Path, first: bytes, second: bytes, differs: bool) -> None:
     runs = run_of(tmp_path / "a", b"", out=first), run_of(tmp_path / "b", b"", out=second)
     assert differ_beside_addresses(*runs) == ({"out"} if differs else frozenset())
+
+
+def test_a_file_that_no_run_wrote_is_not_equal(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / name, b"line\n", out=None, kept=b"x") for name in ("a", "b")]
+    verdict = compare_runs(*runs, most=1)
+    assert (verdict.differs, verdict.gaps) == (False, ("No run wrote out: it was not compared.",))
+    found = finding_of(ProgramVerdict(RunRequest(Program("script.py")), (verdict,)), kept=False)
+    assert (found.equal, found.differs) == (False, False)
+    assert found.headline == "The 2 runs agree, and not all was compared: 1 printed line and 1 file"
+
+
+@pytest.mark.parametrize(
+    ("printed", "status", "end", "words"),
+    [
+        (b"1\n", 0, "", "The 2 runs are equal: 1 printed line"),
+        (b"1\n", 3, "exit code 3", "The 2 runs are equal: 1 printed line; all ended with exit code 3"),
+        (b"", 1, "SyntaxError: x", f"{NOTHING}; all ended with SyntaxError: x"),
+        (b"", -11, "", f"{NOTHING}; all killed by SIGSEGV"),
+    ],
+    ids=["by itself", "an exit code", "an exception", "a signal"],
+)
+def test_how_all_runs_ended_is_said(tmp_path: Path, printed: bytes, status: int, end: str, words: str) -> None:
+    runs = [run_of(tmp_path / name, printed, status=status, end=ProgramEnd(end)) for name in ("a", "b")]
+    verdict = ProgramVerdict(RunRequest(Program("script.py")), (compare_runs(*runs, most=1),))
+    assert finding_of(verdict, kept=False).headline == words
 
 
 def test_a_file_that_one_run_alone_wrote(tmp_path: Path) -> None:
