@@ -179,16 +179,22 @@ def _bounded(traces: Sequence[Trace], most: int) -> list[Trace]:
     ]
 
 
-def read_by_all(verdict: PairVerdict) -> Divergence | None:
-    """Return the first record that differs, whether or not it reaches a result that is recorded."""
-    if verdict.divergence is not None:
-        return verdict.divergence
-    if not (verdict.benign or verdict.leaves):
+def first_divergence(verdict: PairVerdict) -> Divergence | None:
+    """Return the first record that differs, whether or not it reaches a result that is recorded.
+
+    A value that enters in the forward pass may reach a parameter by the backward of its op alone: a loss is no recorded
+    result. Where that forward op differs as well, the first record that differs is named, if it is of the same line.
+    """
+    named = verdict.divergence
+    if named is not None and named.forward_op not in verdict.benign:
+        return named
+    if named is None and not (verdict.benign or verdict.leaves):
         return None
     try:
-        return find(replace(verdict.first, results=()), replace(verdict.second, results=())).divergence
+        first = find(replace(verdict.first, results=()), replace(verdict.second, results=())).divergence
     except HashbenchError:
-        return None
+        return named
+    return first if named is None or (first is not None and first.source == named.source) else named
 
 
 # ------------------------------------------------------------------------------------------------------- texts

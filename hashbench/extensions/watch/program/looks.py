@@ -19,7 +19,7 @@ from hashbench.extensions.watch.program.compare import (
     TextDifference,
     compare_runs,
     differ_beside_addresses,
-    read_by_all,
+    first_divergence,
     without_addresses,
 )
 from hashbench.extensions.watch.program.launch import ProgramRun, StandardInput, run_once
@@ -280,7 +280,7 @@ def _kernel_of(pair: RunsVerdict, first: int, stop: int) -> NamedKernel | None:
     """Return what the traces of two runs name."""
     if pair.traced is None or not pair.differs:
         return None
-    divergence = read_by_all(pair.traced)
+    divergence = first_divergence(pair.traced)
     if divergence is None:
         return None
     leaves = {leaf.id for leaf in pair.traced.first.leaves}

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from hashbench.core.divergence import find
 from hashbench.extensions.watch.program.compare import (
     LineDifference,
     TextDifference,
     compare_runs,
     differ_beside_addresses,
+    first_divergence,
     texts_of,
 )
 from hashbench.extensions.watch.program.launch import ProgramRun
 from hashbench.extensions.watch.program.looks import ProgramVerdict, RunRequest, steps_of
 from hashbench.extensions.watch.program.task import STDOUT, Program, ProgramEnd
 from hashbench.extensions.watch.program.text import finding_of
+from tests.core.divergence.runs import Run
 
 NOTHING = "Nothing was compared: the program printed nothing and ran no kernel"
 
@@ -112,3 +115,41 @@ def test_a_line_was_printed_in_the_step_after_which_there_were_more_bytes(
     runs = run_of(tmp_path / "a", b"", end=end), run_of(tmp_path / "b", b"", end=end)
     text = TextDifference("", (LineDifference(1, "a", "b", at),), 1)
     assert steps_of(compare_runs(*runs, most=10), [text]) == steps
+
+
+FORWARD = "forward.0/Net/aten.mul.default#0"
+BACKWARD_NODE = "backward.0/Net/aten.mul.default#0"
+BACKWARD = f"b = mul input/0 (1 | 2) => b|B phase=backward forward_op={FORWARD} source=net.py:1"
+
+
+@pytest.mark.parametrize(
+    ("lines", "node"),
+    [
+        pytest.param("mul input/0 (1 | 2) -> a|A source=net.py:1", FORWARD, id="the forward op differs too"),
+        pytest.param(
+            "exp input/0 (1 | 2) -> a|A source=net.py:1\nmul input/0 (1 | 2) -> a|A source=net.py:1",
+            "forward.0/Net/aten.exp.default#0",
+            id="another op of the line differs before",
+        ),
+        pytest.param("mul input/0 -> a source=net.py:1", BACKWARD_NODE, id="the forward op is equal"),
+        pytest.param(
+            "exp input/0 (1 | 2) -> c|C source=net.py:9\nmul input/0 (1 | 2) -> a|A source=net.py:1",
+            BACKWARD_NODE,
+            id="another line differs before, and reaches nothing",
+        ),
+    ],
+)
+def test_the_forward_op_is_named_where_it_differs_first(lines: str, node: str) -> None:
+    lines = f"{lines}\n{BACKWARD}"
+    found = first_divergence(find(Run(lines).trace(), Run(lines, second=True).trace()))
+    assert found is not None
+    assert found.node == node
+
+
+def test_what_reaches_no_result_is_named_where_nothing_else_is() -> None:
+    lines = "mul input/0 (1 | 2) -> a|A\nb = exp input/0 => b"
+    found = first_divergence(find(Run(lines).trace(), Run(lines, second=True).trace()))
+    assert found is not None
+    assert found.node == FORWARD
+    equal = Run("b = exp input/0 => b")
+    assert first_divergence(find(equal.trace(), equal.trace())) is None
