@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 import hashbench
@@ -66,6 +67,8 @@ CALLS: Mapping[str, str] = {
     "a captured call": "replay steady --replays 2 --budget 5 --json",
     "a transformation": "numeric numeric/same.py --inference --iterations 1 --json",
     "another model": "numeric numeric/other_weight.py --inference --iterations 1 --trace --json",
+    "two checkpoints": "numeric --weights hub.safetensors engine.safetensors --json",
+    "the same checkpoint": "numeric --weights hub.safetensors hub.safetensors --json",
     "two checks of a pipeline": "pipeline compare checks/base checks/transform --json",
     "recorded kernels": "fingerprint verify base.json --json",
     "recorded kernels of another machine": "fingerprint verify changed.json --json",
@@ -138,6 +141,10 @@ def _write_inputs() -> None:
     recorded_ranks.write(Path("ranks_a"), recorded_ranks.traces(2))
     recorded_ranks.write(Path("ranks_b"), recorded_ranks.traces(2, guilty=1, run=1))
     recorded_ranks.write(Path("ranks_c"), recorded_ranks.traces(2))
+    q, k, v = (torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2, 3))
+    safetensors.torch.save_file({"q": q, "k": k, "v": v, "i": torch.arange(9), "n": torch.ones(3)}, "hub.safetensors")
+    engine = {"qkv": torch.cat([q, k, v + torch.eye(8, 16)]), "one": torch.ones(3), "i": torch.rand(9)}
+    safetensors.torch.save_file(engine, "engine.safetensors")
     write_repro(Path("steady"), captured(torch.ops.aten.sort.default, torch.arange(100.0)), said_of())
     weight = torch.tensor([[1.0, -1.0, 2.0]] * 4)
     base = measure.record(lambda: torch.relu(torch.ones(2, 4) @ weight).sum(), name="step")

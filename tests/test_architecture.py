@@ -58,6 +58,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("core.report", ""),
     ("core extensions", ""),
     ("extensions.debugmode", "random_ops"),
+    ("extensions.implementations", "state"),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (
         "extensions.compiled",
@@ -91,8 +92,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("cli", ""),
     ("extensions.watch.program.cli", ""),
     (
-        "extensions.compiled.cli extensions.fingerprint.cli extensions.invariance.cli extensions.ranks.cli "
-        "extensions.ray.cli extensions.report.cli extensions.stress.cli extensions.watch.cli",
+        "extensions.compiled.cli extensions.fingerprint.cli extensions.implementations.cli extensions.invariance.cli "
+        "extensions.ranks.cli extensions.ray.cli extensions.report.cli extensions.stress.cli extensions.watch.cli",
         "",
     ),
     ("__main__", ""),

@@ -282,6 +282,14 @@ RULES: tuple[Requires | Excludes, ...] = (
     Requires("--ray-wait", "--executor ray"),
     Excludes("--memory-limit", "--executor ray"),
     Excludes("--rows", "--results"),
+    Excludes("--weights", "--training"),
+    Excludes("--weights", "--iterations"),
+    Excludes("--weights", "--precision"),
+    Excludes("--weights", "--rtol"),
+    Excludes("--weights", "--atol"),
+    Excludes("--weights", "--stages"),
+    Excludes("--weights", "--ignore"),
+    Excludes("--weights", "--trace"),
 )
 """Flags that require or exclude each other, in every command that has both. Alternatives of one setting (``--training |
 --inference``, dtypes) are groups of :meth:`OneLineParser.exclusive`, which the usage shows as such."""

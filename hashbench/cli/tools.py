@@ -274,9 +274,11 @@ def _pipeline_compare(parsed: argparse.Namespace) -> int:
 
 def _add_numeric(commands: Commands) -> None:
     numeric = commands.add_parser("numeric", help="Compare a model before and after a transformation.")
-    numeric.add_argument(
-        "file", type=Path, metavar="FILE.py", help="Read before(), after(model) and inputs() from FILE.py."
-    )
+    what = numeric.exclusive(required=True)
+    text = "Read before(), after(model) and inputs() from FILE.py."
+    what.add_argument("file", nargs="?", type=Path, metavar="FILE.py", help=text)
+    for add in extensions.flags_of("numeric"):
+        add(what)
     mode = numeric.exclusive()
     for name, training, text in (
         ("--training", True, "Run in train() mode."),
@@ -305,6 +307,12 @@ def _add_numeric(commands: Commands) -> None:
 
 
 def _numeric(parsed: argparse.Namespace) -> int:
+    if getattr(parsed, "weights", None) is not None:
+        from hashbench.extensions.implementations.weights import compare_checkpoints
+
+        one, other = parsed.weights
+        finding = compare_checkpoints(one, other, limit=parsed.lines)
+        return flags.show_finding(finding, parsed, title="hashbench numeric", of=f"{one} and {other}")
     if not parsed.file.is_file():  # before torch is imported
         raise HashbenchError(f"cannot check {parsed.file}", consequence="it does not exist", tip="Check the path.")
     from hashbench.tools.numeric import run_model

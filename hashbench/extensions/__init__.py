@@ -39,6 +39,7 @@ _DECLARED: tuple[Extension, ...] = (
         words="hashbench.extensions.compiled.text:WORDS",
         remarks="hashbench.extensions.compiled.report:compilation_remarks",
     ),
+    Extension("implementations", numeric_flags="hashbench.extensions.implementations.cli:add_flags"),
     Extension(
         "stress",
         run_flags="hashbench.extensions.stress.cli:add_flags",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hashbench.testing.asserts import Asserts
 from hashbench.testing.options import CheckFailedError
+from hashbench.testing.weights import assert_same_weights
 
 _PLAIN = Asserts()
 
@@ -24,4 +25,5 @@ __all__ = [
     "assert_kernels_unchanged",
     "assert_ranks_deterministic",
     "assert_runs_equal",
+    "assert_same_weights",
 ]

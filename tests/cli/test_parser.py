@@ -123,6 +123,7 @@ VALUES = {
     "--ray-resource": "a",
     "--results": "out",
     "--compilations": "2",
+    "--weights": "a b",
 }
 
 
@@ -132,13 +133,14 @@ def test_every_rule_is_of_flags_that_a_command_has(rule: Requires | Excludes, ma
     (command,) = {name for name, parser in PARSERS.items() if all(map(parser.find, flags))} - {"hashbench"} & {
         "hashbench sweep",
         "hashbench audit",
+        "hashbench numeric",
     } - ({"hashbench audit"} if "--resume" in flags else set())
     words = [*command.split()[1:], *(["--inference"] if "sweep" in command else [])]
     for one in [rule.flag] if isinstance(rule, Requires) else [rule.flag, rule.other]:
         flag, _, value = one.partition(" ")
         action = PARSERS[command].find(flag)
         assert action is not None
-        words += [flag] if action.nargs == 0 else [flag, value or VALUES.get(flag, "1")]
+        words += [flag] if action.nargs == 0 else [flag, *(value or VALUES.get(flag, "1")).split()]
     done = main(*words, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"{command}: {rule}. See `{command} --help`.\n")
     assert list(tmp_path.iterdir()) == []

@@ -31,11 +31,14 @@ from hashbench.core.finding import as_json
 from hashbench.core.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.core.run import environment
 from hashbench.core.run.distance import Difference
+from hashbench.extensions.implementations.finding import finding_of as of_weights
+from hashbench.extensions.implementations.weights import compare_models
 from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
 from hashbench.tools.observer import ObserverContext
 from hashbench.tools.observer import observer as observing
 from hashbench.tools.pipeline.reasons import DIFFERENCES
+from tests.extensions.implementations.layouts import LAYOUTS, PLANTED, decoder
 from tests.golden.producers import _command, golden, known_environment
 from tests.golden.stage import INPUTS, session
 
@@ -420,6 +423,21 @@ _command(
 
 
 _command("numeric.json", "numeric numeric/other_weight.py --inference --iterations 1 --trace --json")
+
+
+@golden("weights.txt")
+def _weights() -> str:
+    """The same weights in two layouts, and one mistake of most kinds."""
+    said = []
+    mistakes = {each.kind: name for name, each in PLANTED.items()}
+    for name in ("a padded vocabulary, cast", "experts stacked and transposed", *mistakes.values()):
+        planted = PLANTED.get(name)
+        other = LAYOUTS[planted.layout if planted else name].make(decoder())
+        if planted is not None:
+            planted.spoil(other)
+        said.append(f"=== {name}\n{of_weights(compare_models(decoder(), other), limit=5)}\n")
+    return "\n".join(said)
+
 
 _PAIRS = ("order", "file_list", "transform", "environment", "unseen", "asked", "kernel")
 _command(
