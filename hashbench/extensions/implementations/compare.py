@@ -46,7 +46,7 @@ def compare_weights(a: Tensors, b: Tensors) -> Verdict:
     misplaced = [*_misplaced(matches)]
     out_of_order = [*_disordered(found)]
     wrong = {name for each in misplaced for name in each.a}
-    wholes = {name for each in out_of_order for side in (each.a, each.b) if len(side) == 1 for name in side}
+    wholes = {name for each in out_of_order for name in (*each.a, *each.b)}
     matches = [match for match in matches if wrong.isdisjoint(match.a) and wholes.isdisjoint((*match.a, *match.b))]
     return Verdict(
         a=len(a.headers),
@@ -100,6 +100,12 @@ def _disordered(found: Iterable[Settled]) -> Iterator[Difference]:
         orders: dict[str, tuple[str, ...]] = {}
         for settled in every:
             orders |= settled.orders_b if side == "b" else settled.orders_a
+        strayed = names.strays([(part, whole) for whole, parts in orders.items() for part in parts])
+        if strayed:
+            parts, wholes = (tuple(dict.fromkeys(each)) for each in zip(*strayed, strict=True))
+            ours, theirs = (parts, wholes) if side == "b" else (wholes, parts)
+            yield Difference(kind="exchanged", a=ours, b=theirs, text="each is in the place of another")
+            orders = {whole: parts for whole, parts in orders.items() if whole not in wholes}
         for whole, moved, unlike in names.disordered(orders):
             text = f"the order is {names.braced(orders[whole])}, unlike {unlike}"
             made = Difference(kind="order", a=moved, b=(whole,), text=text)

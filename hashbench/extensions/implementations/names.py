@@ -97,7 +97,8 @@ class Expected:
         there: Counter[str] = Counter()
         for (template, _), times in votes.items():
             there[template] += times
-        alike = Counter({shift: times for shift, times in self.shifts.items() if len(shift) == len(split(name)[1])})
+        lengths = {len(shift) for _, shift in votes}
+        alike = Counter({shift: times for shift, times in self.shifts.items() if len(shift) in lengths})
         return all(_has_first(each) for each in (there, alike))
 
 
@@ -133,6 +134,19 @@ def exchanged(pairs: Pairs, names: Container[str]) -> list[tuple[tuple[str, str]
         for name in circle:
             moved.pop(name, None)
     return circles
+
+
+def strays(pairs: Pairs) -> list[tuple[str, str]]:
+    """Return the parts that are in another fused tensor than they are expected in, each with the one that has it.
+
+    Args:
+        pairs: part and whole. As many must be in a whole that should be in others as the other way round.
+    """
+    expected = Expected.of(pairs, {whole for _, whole in pairs})
+    moved = [(part, whole, expected.name(part)) for part, whole in pairs if expected.is_sure(part)]
+    moved = [each for each in moved if each[1] != each[2] != ""]
+    held, wanted = Counter(whole for _, whole, _ in moved), Counter(name for *_, name in moved)
+    return [(part, whole) for part, whole, name in moved if held[whole] == wanted[whole] and held[name] == wanted[name]]
 
 
 def outliers(described: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str, str]]:

@@ -11,7 +11,7 @@ from hashbench.core.text import count, join_limited
 from hashbench.extensions.implementations.dtypes import common_dtypes, rounded
 from hashbench.extensions.implementations.lines import Line
 from hashbench.extensions.implementations.located import Compared, compare_lines, compare_whole
-from hashbench.extensions.implementations.names import Expected, Pairs
+from hashbench.extensions.implementations.names import Expected, Pairs, split
 from hashbench.extensions.implementations.pool import Pool
 from hashbench.extensions.implementations.settled import difference_of
 from hashbench.extensions.implementations.verdict import Difference, Match, Names
@@ -44,6 +44,7 @@ class Rest:
         self.unknown: list[str] = []
         self._by_name()
         self._by_size()
+        self._by_sum()
         self._alone()
         self._constants("a", a, "b")
         self._constants("b", b, "a")
@@ -73,13 +74,11 @@ class Rest:
         return all(name in self._a.left for name in ours) and all(name in self._b.left for name in theirs)
 
     def _parts(self, ours: Names, theirs: Names) -> None:
-        """Say that no part of a fused or cut tensor is what it should be, where their elements are as many."""
-        total = sum(map(self._a.count, ours))
-        if total == sum(map(self._b.count, theirs)):
-            self._a.take(ours)
-            self._b.take(theirs)
-            text = f"no row or column of {'them' if len(ours) > 1 else 'it'} is in b"
-            self.differences.append(Difference(kind="changed", a=ours, b=theirs, text=text, total=total))
+        """Say that no part of a fused or cut tensor is what it should be."""
+        self._a.take(ours)
+        self._b.take(theirs)
+        text = f"no row or column of {'them' if len(ours) > 1 else 'it'} is in b"
+        self.differences.append(Difference(kind="changed", a=ours, b=theirs, text=text))
 
     def _by_size(self) -> None:
         """Compare tensors of one shape: the only ones of it, or the most similar ones."""
@@ -97,6 +96,18 @@ class Rest:
             theirs = [name for name in theirs if name in self._b.left]
             if len(ours) == len(theirs) == 1:
                 self._unequal(ours[0], theirs[0])
+
+    def _by_sum(self) -> None:
+        """Compare a tensor with all that are left of one kind on the other side, if these have as many elements."""
+        for whole_is_b, pool, other in ((True, self._b, self._a), (False, self._a, self._b)):
+            for whole in [name for name in pool.left if name not in pool.constants]:
+                kinds = defaultdict(list)
+                for name in other.left:
+                    kinds[split(name)[0]].append(name)
+                fitting = [names for names in kinds.values() if sum(map(other.count, names)) == pool.count(whole)]
+                if len(fitting) == 1 and len(fitting[0]) > 1:
+                    parts = tuple(fitting[0])
+                    self._parts(*((parts, (whole,)) if whole_is_b else ((whole,), parts)))
 
     def _alike(self, one: str, other: str) -> float:
         """Return the share of the first elements that are equal."""

@@ -416,6 +416,21 @@ PLANTED: Mapping[str, Planted] = {
             "model.layers.1.moe.experts.2.w2.weight",
         ),
     ),
+    "two layers of a fused matrix exchanged": Planted(
+        "qkv and gate_up fused",
+        _swap("blocks.1.mlp.gate_up.weight", "blocks.2.mlp.gate_up.weight"),
+        "exchanged",
+        ("blocks.1.mlp.gate_up.weight", "blocks.2.mlp.gate_up.weight", f"{_MLP}.gate_proj.weight"),
+    ),
+    "a stale stack of layers": Planted(
+        "every layer in one stack",
+        _scale("blocks.mlp.down.weight"),
+        "changed",
+        ("blocks.mlp.down.weight", f"{_MLP}.down_proj.weight"),
+    ),
+    "a stale vector of a layer": Planted(
+        "every layer in one vector", _scale("flat.1"), "changed", ("flat.1", f"{_MLP}.down_proj.weight")
+    ),
     "a matrix is missing": Planted(
         "everything renamed", _drop("blocks.1.attn.o.weight"), "missing", (f"{_SELF}.o_proj.weight",)
     ),

@@ -54,5 +54,5 @@ def test_a_mistake_is_named_whichever_side_has_it(name: str) -> None:
 
 
 def test_there_are_thirty_mistakes_and_twenty_layouts() -> None:
-    assert len(PLANTED) == 30
-    assert len(LAYOUTS) > 20
+    assert len(PLANTED) >= 30
+    assert len(LAYOUTS) >= 20

@@ -13,6 +13,7 @@ from hashbench.extensions.implementations.names import (
     outliers,
     signature,
     split,
+    strays,
 )
 
 
@@ -69,6 +70,22 @@ def rows(*pairs: str) -> list[tuple[str, str]]:
 def test_tensors_in_each_others_places(pairs: list[tuple[str, str]], circles: list[set[str]]) -> None:
     found = exchanged(pairs, {other for _, other in pairs})
     assert [{one for one, _ in circle} for circle in found] == circles
+
+
+@pytest.mark.parametrize(
+    ("pairs", "found"),
+    [
+        (rows("l.0.q x.0", "l.0.k x.0", "l.1.q x.1", "l.1.k x.1", "l.2.q x.2", "l.2.k x.2"), []),
+        (rows("l.0.q x.0", "l.0.k x.0", "l.1.q x.2", "l.1.k x.2", "l.2.q x.1", "l.2.k x.1", "l.3.q x.3", "l.3.k x.3"),
+         rows("l.1.q x.2", "l.1.k x.2", "l.2.q x.1", "l.2.k x.1")),
+        (rows("l.0.q x.0", "l.0.k x.1", "l.1.q x.1", "l.1.k x.0", "l.2.q x.2", "l.2.k x.2"),
+         rows("l.0.k x.1", "l.1.k x.0")),
+        (rows("l.0.q r0.0", "l.0.q r1.0", "l.1.q r0.1", "l.1.q r1.1"), []),  # each is in both
+        (rows("l.0.e.0 x.0", "l.0.e.1 x.0", "l.1.e.0 x.1", "l.1.e.1 x.1"), []),
+    ],
+)  # fmt: skip
+def test_parts_that_are_in_another_whole(pairs: list[tuple[str, str]], found: list[tuple[str, str]]) -> None:
+    assert strays(pairs) == found
 
 
 def test_what_is_unlike_most_of_its_kind() -> None:
