@@ -65,7 +65,7 @@ def _through(a: Tensors, b: Tensors, level: Level, matches: Iterable[Match]) -> 
         side, other = ("b", "a") if all(is_through(b, name, level.common) for name in match.b) else ("a", "b")
         text = f"{side} holds the values of {other} rounded through {level.common}"
         total = sum(a.headers[name].count for name in match.a)
-        yield Difference(kind="rounded", a=match.a, b=match.b, text=text, total=total)
+        yield Difference(kind="narrowed", a=match.a, b=match.b, text=text, total=total)
 
 
 def _pairs(matches: Iterable[Match], found: Iterable[Settled]) -> Iterator[tuple[str, str]]:

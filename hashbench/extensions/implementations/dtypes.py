@@ -52,7 +52,7 @@ def rounded(bits: Bits, dtype: str, to: str) -> Bits:
         if to == "float32":
             return values.astype("<f4").view("<u4")
         if to == "float16":
-            made: Bits = values.astype("<f2").view("<u2")
+            made: Bits = values.astype("<f4").astype("<f2").view("<u2")  # torch converts a float64 twice
         else:
             whole = values.astype("<f4").view("<u4")
             made = ((whole + np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(

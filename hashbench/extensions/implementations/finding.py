@@ -13,7 +13,7 @@ from hashbench.extensions.implementations.verdict import Difference, Match, Verd
 
 WORDS = {
     "changed": "different values",
-    "rounded": "rounded through a narrower dtype",
+    "narrowed": "rounded through a narrower dtype",
     "missing": "without counterpart",
     "lines": "rows or columns missing",
     "exchanged": "exchanged",

@@ -37,7 +37,7 @@ def difference_of(one: str, other: str, compared: Compared) -> Difference:
         f"{side} holds the values of {'a' if side == 'b' else 'b'} rounded through {compared.through}" if side else ""
     )
     return Difference(
-        kind="rounded" if side else "changed",
+        kind="narrowed" if side else "changed",
         a=(one,),
         b=(other,),
         text=text,

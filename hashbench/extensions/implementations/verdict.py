@@ -10,7 +10,7 @@ Names = tuple[str, ...]
 Kind = Literal["same", "tied", "fused", "cut", "regrouped"]
 """How tensors that hold the same elements correspond."""
 
-Mistake = Literal["changed", "rounded", "missing", "lines", "exchanged", "order", "layout", "copy"]
+Mistake = Literal["changed", "narrowed", "missing", "lines", "exchanged", "order", "layout", "copy"]
 """What differs: elements; elements that went through a narrower dtype; a whole tensor is missing on a side; rows or
 columns are; tensors stand in each other's places; parts of a fused one do; one is laid out unlike its siblings; a
 tensor holds what another one should."""

@@ -441,14 +441,14 @@ PLANTED: Mapping[str, Planted] = {
         (f"{_MLP}.down_proj.weight",),
     ),
     "rounded through bfloat16": Planted(
-        "everything renamed", _through("blocks.1.attn.o.weight"), "rounded", ("blocks.1.attn.o.weight",)
+        "everything renamed", _through("blocks.1.attn.o.weight"), "narrowed", ("blocks.1.attn.o.weight",)
     ),
     "a part rounded through bfloat16": Planted(
         "qkv and gate_up fused",
         lambda state: state["blocks.1.attn.qkv.weight"][WIDTH : WIDTH + KV].copy_(
             state["blocks.1.attn.qkv.weight"][WIDTH : WIDTH + KV].bfloat16()
         ),
-        "rounded",
+        "narrowed",
         ("blocks.1.attn.qkv.weight", f"{_SELF}.k_proj.weight"),
     ),
     "not transposed, as its siblings are": Planted(
