@@ -30,5 +30,10 @@ def replay_command(repro: Path, *, files: Iterable[str] = ()) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         name = ""  # the command itself says what is wrong with the folder
     path = next((file for file in files if Path(file).name == name), name)
-    imports = ["--import", path] if _NAME.fullmatch(name) else []
+    return replay_with(repro, path if _NAME.fullmatch(name) else "")
+
+
+def replay_with(repro: Path, definition: str) -> str:
+    """Return ``hashbench replay DIR``, importing the file or module that defines a custom op; empty: there is none."""
+    imports = ["--import", definition] if definition else []
     return shlex.join(["hashbench", "replay", *imports, str(repro)])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hashbench.core.catalog import Origin
+from hashbench.core.commands import replay_with
 from hashbench.core.divergence.collective_calls import nodes_of_call
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.records import Trace
@@ -62,8 +63,7 @@ class CaptureNote:
             return shlex.join(["torchrun", "--nproc-per-node", str(self.members), str(folder / "repro.py")])
         defined, here = Path(self.definition), Path.cwd()
         shown = str(defined.relative_to(here) if defined.is_relative_to(here) else self.definition)
-        imports = ["--import", shown] if self.definition else []
-        return shlex.join(["hashbench", "replay", *imports, str(folder)])
+        return replay_with(folder, shown if self.definition else "")
 
 
 @dataclass(frozen=True, slots=True)
