@@ -16,7 +16,7 @@ import numpy as np
 
 from hashbench.core.errors import HashbenchError, named_line
 from hashbench.core.io import open_file, read_file
-from hashbench.extensions.implementations.digest import Header
+from hashbench.extensions.implementations.digest import TensorHeader
 from hashbench.extensions.implementations.dtypes import SIZES, Bits, unsigned
 
 DTYPES = {
@@ -37,7 +37,7 @@ _TIP = "Save it again as safetensors."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies: the file, and the byte at which it begins there."""
 
     file: Path
@@ -46,10 +46,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose headers were read and checked; a :class:`~.digest.Tensors`."""
+    """A checkpoint whose headers were read and checked; a :class:`~.digest.TensorSource`."""
 
-    headers: dict[str, Header]
-    places: dict[str, Place]
+    headers: dict[str, TensorHeader]
+    places: dict[str, TensorPlace]
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """Return the elements from ``start`` to ``stop`` of a tensor.
@@ -87,8 +87,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if any(file.suffix in PICKLED for file in path.iterdir()):
             raise _pickled(path)
         raise _unreadable(path, "it has no file *.safetensors", tip="Name a folder or file of safetensors.")
-    headers: dict[str, Header] = {}
-    places: dict[str, Place] = {}
+    headers: dict[str, TensorHeader] = {}
+    places: dict[str, TensorPlace] = {}
     for file in files:
         for name, (header, place) in _tensors(file).items():
             if named is not None and named.get(name, file.name) != file.name:
@@ -133,7 +133,7 @@ def _indexed(folder: Path) -> dict[str, str] | None:
     return whole
 
 
-def _tensors(file: Path) -> dict[str, tuple[Header, Place]]:
+def _tensors(file: Path) -> dict[str, tuple[TensorHeader, TensorPlace]]:
     """Return header and place of every tensor of a file."""
     try:
         with os.fdopen(open_file(file), "rb") as opened:
@@ -155,7 +155,7 @@ def _tensors(file: Path) -> dict[str, tuple[Header, Place]]:
     return found
 
 
-def _tensor(file: Path, data: int, described: Any) -> tuple[Header, Place]:
+def _tensor(file: Path, data: int, described: Any) -> tuple[TensorHeader, TensorPlace]:
     """Return header and place of one tensor.
 
     Raises:
@@ -167,7 +167,7 @@ def _tensor(file: Path, data: int, described: Any) -> tuple[Header, Place]:
     start, stop = described["data_offsets"]
     if not all(type(size) is int and 0 <= size < 2**48 for size in (*shape, start, stop)):
         raise ValueError("a size is no whole number")
-    header = Header(shape, DTYPES[described["dtype"]])
+    header = TensorHeader(shape, DTYPES[described["dtype"]])
     if stop - start != header.count * SIZES[header.dtype]:
         raise ValueError("a tensor's bytes do not fit its shape")
-    return header, Place(file, data + start)
+    return header, TensorPlace(file, data + start)

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hashbench.extensions.implementations import names
-from hashbench.extensions.implementations.digest import Tensors, is_through
+from hashbench.extensions.implementations.digest import TensorSource, is_through
 from hashbench.extensions.implementations.pool import Level, Pool, levels
 from hashbench.extensions.implementations.rest import Rest
 from hashbench.extensions.implementations.settled import Settled, settle_groups
 from hashbench.extensions.implementations.vectors import settle_vectors
-from hashbench.extensions.implementations.verdict import Difference, Match, Verdict
+from hashbench.extensions.implementations.verdict import WeightsDifference, WeightsMatch, WeightsVerdict
 from hashbench.extensions.implementations.whole import match_constants, match_whole
 
 
-def compare_weights(a: Tensors, b: Tensors) -> Verdict:
+def compare_weights(a: TensorSource, b: TensorSource) -> WeightsVerdict:
     """Return what two sides hold.
 
     Args:
@@ -24,9 +24,9 @@ def compare_weights(a: Tensors, b: Tensors) -> Verdict:
     """
     ours, theirs = Pool(a), Pool(b)
     constants = match_constants(ours, theirs)
-    matches: list[Match] = []
+    matches: list[WeightsMatch] = []
     found: list[Settled] = []
-    differences: list[Difference] = []
+    differences: list[WeightsDifference] = []
     every = levels(map(ours.dtype, ours.left), map(theirs.dtype, theirs.left))
     for rounded in (False, True):
         some = [level for level in every if level.rounded == rounded]
@@ -48,7 +48,7 @@ def compare_weights(a: Tensors, b: Tensors) -> Verdict:
     wrong = {name for each in misplaced for name in each.a}
     wholes = {name for each in out_of_order for name in (*each.a, *each.b)}
     matches = [match for match in matches if wrong.isdisjoint(match.a) and wholes.isdisjoint((*match.a, *match.b))]
-    return Verdict(
+    return WeightsVerdict(
         a=len(a.headers),
         b=len(b.headers),
         matches=tuple(matches),
@@ -59,16 +59,18 @@ def compare_weights(a: Tensors, b: Tensors) -> Verdict:
     )
 
 
-def _through(a: Tensors, b: Tensors, level: Level, matches: Iterable[Match]) -> Iterator[Difference]:
+def _through(
+    a: TensorSource, b: TensorSource, level: Level, matches: Iterable[WeightsMatch]
+) -> Iterator[WeightsDifference]:
     """Yield the matches that are ones only because one side was rounded."""
     for match in matches:
         side, other = ("b", "a") if all(is_through(b, name, level.common) for name in match.b) else ("a", "b")
         text = f"{side} holds the values of {other} rounded through {level.common}"
         total = sum(a.headers[name].count for name in match.a)
-        yield Difference(kind="narrowed", a=match.a, b=match.b, text=text, total=total)
+        yield WeightsDifference(kind="narrowed", a=match.a, b=match.b, text=text, total=total)
 
 
-def _pairs(matches: Iterable[Match], found: Iterable[Settled]) -> Iterator[tuple[str, str]]:
+def _pairs(matches: Iterable[WeightsMatch], found: Iterable[Settled]) -> Iterator[tuple[str, str]]:
     """Yield names of which one is expected to hold the other, or to be in it."""
     for match in matches:
         if match.kind == "same":
@@ -78,7 +80,7 @@ def _pairs(matches: Iterable[Match], found: Iterable[Settled]) -> Iterator[tuple
         yield from ((whole, part) for whole, parts in settled.orders_a.items() for part in parts)
 
 
-def _misplaced(matches: Iterable[Match]) -> Iterator[Difference]:
+def _misplaced(matches: Iterable[WeightsMatch]) -> Iterator[WeightsDifference]:
     """Yield tensors that stand in each other's places, and those laid out unlike others of their kind."""
     same = {match.a[0]: match for match in matches if match.kind == "same" and len(match.a) == len(match.b) == 1}
     pairs = [(match.a[0], match.b[0]) for match in same.values()]
@@ -86,14 +88,16 @@ def _misplaced(matches: Iterable[Match]) -> Iterator[Difference]:
     circles = names.exchanged(pairs, places)
     for circle in circles:
         ours, theirs = zip(*circle, strict=True)
-        yield Difference(kind="exchanged", a=ours, b=theirs, text="each is in the place of the other")
+        yield WeightsDifference(kind="exchanged", a=ours, b=theirs, text="each is in the place of the other")
     moved = {one for circle in circles for one, _ in circle}
     described = ((one, match.b[0], match.how or "unchanged") for one, match in same.items() if one not in moved)
     for one, other, how, usual in names.outliers(described):
-        yield Difference(kind="layout", a=(one,), b=(other,), text=f"{how}, where others of its kind are {usual}")
+        yield WeightsDifference(
+            kind="layout", a=(one,), b=(other,), text=f"{how}, where others of its kind are {usual}"
+        )
 
 
-def _disordered(found: Iterable[Settled]) -> Iterator[Difference]:
+def _disordered(found: Iterable[Settled]) -> Iterator[WeightsDifference]:
     """Yield fused and cut tensors whose parts stand in another order than in others of their kind."""
     every = [*found]
     for side in ("b", "a"):
@@ -104,9 +108,9 @@ def _disordered(found: Iterable[Settled]) -> Iterator[Difference]:
         if strayed:
             parts, wholes = (tuple(dict.fromkeys(each)) for each in zip(*strayed, strict=True))
             ours, theirs = (parts, wholes) if side == "b" else (wholes, parts)
-            yield Difference(kind="exchanged", a=ours, b=theirs, text="each is in the place of another")
+            yield WeightsDifference(kind="exchanged", a=ours, b=theirs, text="each is in the place of another")
             orders = {whole: parts for whole, parts in orders.items() if whole not in wholes}
         for whole, moved, unlike in names.disordered(orders):
             text = f"the order is {names.braced(orders[whole])}, unlike {unlike}"
-            made = Difference(kind="order", a=moved, b=(whole,), text=text)
+            made = WeightsDifference(kind="order", a=moved, b=(whole,), text=text)
             yield made if side == "b" else replace(made, a=(whole,), b=moved)

@@ -27,7 +27,7 @@ _TABLED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class TensorHeader:
     """What is known of a tensor before it is read. ``dtype``: as torch calls it."""
 
     shape: tuple[int, ...]
@@ -42,11 +42,11 @@ class Header:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-class Tensors(Protocol):
+class TensorSource(Protocol):
     """Tensors by name, which are read part by part."""
 
     @property
-    def headers(self) -> dict[str, Header]:
+    def headers(self) -> dict[str, TensorHeader]:
         """Every tensor's header, by its name."""
 
     def read(self, name: str, start: int, stop: int) -> Bits:
@@ -142,14 +142,14 @@ def additive(bits: Bits) -> int:
     return total(hashes(bits))
 
 
-def chunks(tensors: Tensors, name: str) -> Iterator[Bits]:
+def chunks(tensors: TensorSource, name: str) -> Iterator[Bits]:
     """Yield the elements of a tensor, some at a time."""
     count = tensors.headers[name].count
     for start in range(0, count, CHUNK):
         yield tensors.read(name, start, min(count, start + CHUNK))
 
 
-def digest(tensors: Tensors, name: str, dtype: str) -> Digest:
+def digest(tensors: TensorSource, name: str, dtype: str) -> Digest:
     """Return the digests of a tensor whose elements are rounded to ``dtype``."""
     own = tensors.headers[name]
     summed, ordered, first, constant = 0, xxhash.xxh3_64(), None, True
@@ -162,7 +162,7 @@ def digest(tensors: Tensors, name: str, dtype: str) -> Digest:
     return Digest(own.count, summed % 2**64, ordered.intdigest(), first if constant else None)
 
 
-def is_through(tensors: Tensors, name: str, dtype: str) -> bool:
+def is_through(tensors: TensorSource, name: str, dtype: str) -> bool:
     """Return whether each element of a tensor is representable in ``dtype``."""
     own = tensors.headers[name].dtype
     return all(is_representable(chunk, own, dtype) for chunk in chunks(tensors, name))
@@ -182,7 +182,7 @@ SHORTEST_LINE = 8
 """Elements of a line from which on it tells tensors apart."""
 
 
-def lines(tensors: Tensors, name: str, dtype: str) -> Lines:
+def lines(tensors: TensorSource, name: str, dtype: str) -> Lines:
     """Return the digests of the rows and columns of a tensor whose elements are rounded to ``dtype``."""
     own = tensors.headers[name]
     stack, rows, columns = shape = matrices(own.shape)
@@ -206,7 +206,7 @@ def lines(tensors: Tensors, name: str, dtype: str) -> Lines:
     return Lines(shape, of_rows, of_columns.ravel())
 
 
-def elements(tensors: Tensors, name: str, dtype: str) -> Bits:
+def elements(tensors: TensorSource, name: str, dtype: str) -> Bits:
     """Return all elements of a tensor, rounded to ``dtype``."""
     own = tensors.headers[name].dtype
     made = np.empty(tensors.headers[name].count, unsigned(dtype))

@@ -9,7 +9,7 @@ from typing import Any
 from hashbench.core.finding import Finding, Table
 from hashbench.core.text import count
 from hashbench.extensions.implementations.names import braced, split
-from hashbench.extensions.implementations.verdict import Difference, Match, Verdict
+from hashbench.extensions.implementations.verdict import WeightsDifference, WeightsMatch, WeightsVerdict
 
 WORDS = {
     "changed": "different values",
@@ -30,7 +30,7 @@ LINES = 20
 """Lines of a table, where none are asked for."""
 
 
-def finding_of(verdict: Verdict, *, names: tuple[str, str] = ("", ""), limit: int = LINES) -> Finding:
+def finding_of(verdict: WeightsVerdict, *, names: tuple[str, str] = ("", ""), limit: int = LINES) -> Finding:
     """Return the report of a verdict.
 
     Args:
@@ -56,7 +56,7 @@ def finding_of(verdict: Verdict, *, names: tuple[str, str] = ("", ""), limit: in
     )
 
 
-def _headline(verdict: Verdict) -> str:
+def _headline(verdict: WeightsVerdict) -> str:
     if verdict.differences:
         first = verdict.differences[0]
         others = len(verdict.differences) - 1
@@ -69,7 +69,7 @@ def _headline(verdict: Verdict) -> str:
     return "Whether both hold the same weights is not known: not all could be compared"
 
 
-def _named(difference: Difference) -> str:
+def _named(difference: WeightsDifference) -> str:
     """Return the tensors concerned; the same name on both sides once."""
     ours, theirs = braced(difference.a), braced(difference.b)
     if ours == theirs or not theirs:
@@ -77,7 +77,7 @@ def _named(difference: Difference) -> str:
     return f"{ours} / {theirs}" if ours else f"{theirs} of b"
 
 
-def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _facts(verdict: WeightsVerdict) -> Iterator[tuple[str, str]]:
     for number, each in enumerate(verdict.differences[:EXPLAINED], start=1):
         yield f"difference {number}", f"{_named(each)}: {_explained(each)}"
     matched_a, matched_b = (
@@ -94,7 +94,7 @@ def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "of these", ", ".join(f"{number} {word}" for word, number in kinds.items())
 
 
-def _explained(difference: Difference) -> str:
+def _explained(difference: WeightsDifference) -> str:
     parts = [difference.text] if difference.text else []
     if difference.differing is not None:
         parts.append(f"{difference.differing} of {difference.total} elements differ")
@@ -107,13 +107,13 @@ def _at(index: Sequence[int]) -> str:
     return f"[{', '.join(map(str, index))}]"
 
 
-def _how(match: Match) -> str:
+def _how(match: WeightsMatch) -> str:
     """Return how tensors correspond, in words."""
     return ", ".join(filter(None, ("as it is" if match.kind == "same" and not (match.how or match.cast) else "",
                                    match.kind if match.kind != "same" else "", match.how, match.cast)))  # fmt: skip
 
 
-def _table(verdict: Verdict, limit: int) -> Table:
+def _table(verdict: WeightsVerdict, limit: int) -> Table:
     """Return what differs, then what is equal, layers and experts with the same answer in one row."""
     rows = [(braced(each.a) or "-", braced(each.b) or "-", _short(each), "") for each in verdict.differences]
     merged: dict[tuple[str, str, str], int] = {}
@@ -126,7 +126,7 @@ def _table(verdict: Verdict, limit: int) -> Table:
     return Table(headers=("a", "b", "how", "times"), rows=tuple(rows[:limit]))
 
 
-def _short(each: Difference) -> str:
+def _short(each: WeightsDifference) -> str:
     counted = f": {each.differing} of {each.total}" if each.differing is not None else ""
     return f"{WORDS[each.kind]}{counted}"
 
@@ -135,7 +135,7 @@ def _templates(names: Sequence[str]) -> str:
     return braced([split(name)[0] for name in names])
 
 
-def _notes(verdict: Verdict, limit: int) -> Iterator[str]:
+def _notes(verdict: WeightsVerdict, limit: int) -> Iterator[str]:
     yield from verdict.unknown
     lines = len(verdict.differences) + len({(_templates(m.a), _templates(m.b), _how(m)) for m in verdict.matches})
     if lines > limit:
@@ -147,7 +147,7 @@ def _notes(verdict: Verdict, limit: int) -> Iterator[str]:
         )
 
 
-def _difference_data(each: Difference) -> dict[str, Any]:
+def _difference_data(each: WeightsDifference) -> dict[str, Any]:
     return {
         "kind": each.kind,
         "a": list(each.a),
@@ -162,5 +162,5 @@ def _difference_data(each: Difference) -> dict[str, Any]:
     }
 
 
-def _match_data(each: Match) -> dict[str, Any]:
+def _match_data(each: WeightsMatch) -> dict[str, Any]:
     return {"kind": each.kind, "a": list(each.a), "b": list(each.b), "how": each.how, "cast": each.cast}

@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LineGroup:
     """Tensors of both sides that share lines.
 
     Attributes:
@@ -73,7 +73,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _LineTable:
     """All lines of one side, sorted by their keys."""
 
     names: Sequence[str]
@@ -97,7 +97,7 @@ def grouped(a: Mapping[str, Lines], b: Mapping[str, Lines]) -> list[Sides]:
     ]
 
 
-def _table(lines: Mapping[str, Lines]) -> _Table:
+def _table(lines: Mapping[str, Lines]) -> _LineTable:
     keys, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for number, each in enumerate(lines.values()):
         for at, axis in enumerate(AXES):
@@ -109,14 +109,14 @@ def _table(lines: Mapping[str, Lines]) -> _Table:
             owners.append(np.full(told.size, 2 * number + at, np.uint64))
     key, owner = np.concatenate(keys), np.concatenate(owners)
     order = np.argsort(key, kind="stable")
-    return _Table([*lines], key[order], owner[order])
+    return _LineTable([*lines], key[order], owner[order])
 
 
 Side = tuple[str, str]
 """Name of a tensor, and the axis of its lines."""
 
 
-def _votes(a: _Table, b: _Table) -> Counter[tuple[Side, Side]]:
+def _votes(a: _LineTable, b: _LineTable) -> Counter[tuple[Side, Side]]:
     """Return how many lines each tensor along each axis shares with each of the other side."""
     keys = np.intersect1d(a.keys, b.keys)
     found: Counter[tuple[Side, Side]] = Counter()
@@ -139,7 +139,7 @@ def _runs(keys: Words, wanted: Words) -> tuple[np.ndarray, np.ndarray]:
     return first, np.searchsorted(keys, wanted, "right") - first
 
 
-def _side(table: _Table, owner: int) -> Side:
+def _side(table: _LineTable, owner: int) -> Side:
     number, axis = divmod(int(owner), 2)
     return table.names[number], AXES[axis]
 
@@ -178,7 +178,7 @@ def _connected(edges: Sequence[tuple[str, str]]) -> Iterator[tuple[set[str], set
         yield {name for side, name in found if side == 0}, {name for side, name in found if side == 1}
 
 
-def group_of(sides: Sides, lines_a: Mapping[str, Lines], lines_b: Mapping[str, Lines]) -> Group:
+def group_of(sides: Sides, lines_a: Mapping[str, Lines], lines_b: Mapping[str, Lines]) -> LineGroup:
     """Return the group of these tensors, its lines paired in order."""
     a, b = sides
     waiting: defaultdict[int, list[Line]] = defaultdict(list)
@@ -202,7 +202,7 @@ def group_of(sides: Sides, lines_a: Mapping[str, Lines], lines_b: Mapping[str, L
     left_b = sorted(
         (line for lines in waiting.values() for line in lines), key=lambda line: ([*b].index(line.name), line.number)
     )
-    return Group(a, b, length, tuple(pairs), tuple(left), tuple(left_b), zeros_a, zeros_b)
+    return LineGroup(a, b, length, tuple(pairs), tuple(left), tuple(left_b), zeros_a, zeros_b)
 
 
 def how_turned(a: Lines, b: Lines) -> str:

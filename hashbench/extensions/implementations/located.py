@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hashbench.extensions.implementations.digest import CHUNK, Lines, Tensors
+from hashbench.extensions.implementations.digest import CHUNK, Lines, TensorSource
 from hashbench.extensions.implementations.dtypes import (
     NARROWER,
     SIZES,
@@ -27,7 +27,7 @@ LINES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedElements:
     """Elements of two tensors, one by one.
 
     Attributes:
@@ -58,12 +58,12 @@ class _Block:
     at_b: np.ndarray
 
 
-def compare_whole(a: Tensors, b: Tensors, one: str, other: str) -> Compared:
+def compare_whole(a: TensorSource, b: TensorSource, one: str, other: str) -> ComparedElements:
     """Compare two tensors with the same number of elements, in order."""
     return _compared(a, b, one, other, _whole_blocks(a, b, one, other))
 
 
-def _whole_blocks(a: Tensors, b: Tensors, one: str, other: str) -> Iterator[_Block]:
+def _whole_blocks(a: TensorSource, b: TensorSource, one: str, other: str) -> Iterator[_Block]:
     count = a.headers[one].count
     for start in range(0, count, CHUNK):
         stop = min(count, start + CHUNK)
@@ -71,7 +71,9 @@ def _whole_blocks(a: Tensors, b: Tensors, one: str, other: str) -> Iterator[_Blo
         yield _Block(a.read(one, start, stop), b.read(other, start, stop), at, at)
 
 
-def compare_spans(a: Tensors, b: Tensors, one: str, other: str, start_a: int, start_b: int, count: int) -> Compared:
+def compare_spans(
+    a: TensorSource, b: TensorSource, one: str, other: str, start_a: int, start_b: int, count: int
+) -> ComparedElements:
     """Compare ``count`` elements of two tensors from different starts on."""
 
     def blocks() -> Iterator[_Block]:
@@ -89,8 +91,8 @@ def compare_spans(a: Tensors, b: Tensors, one: str, other: str, start_a: int, st
 
 
 def compare_lines(
-    a: tuple[Tensors, Lines, str], b: tuple[Tensors, Lines, str], pairs: Sequence[tuple[Line, Line]]
-) -> Compared:
+    a: tuple[TensorSource, Lines, str], b: tuple[TensorSource, Lines, str], pairs: Sequence[tuple[Line, Line]]
+) -> ComparedElements:
     """Compare lines of two tensors, each side given with its lines and the axis; all pairs are of the same two."""
     one, other = pairs[0][0].name, pairs[0][1].name
     length = a[1].length(a[2])
@@ -113,7 +115,7 @@ def compare_lines(
     return _compared(a[0], b[0], one, other, blocks())
 
 
-def _gathered(tensors: Tensors, name: str, at: np.ndarray) -> Bits:
+def _gathered(tensors: TensorSource, name: str, at: np.ndarray) -> Bits:
     """Return elements at flat indices, row after row of ``at``."""
     flat = at.ravel()
     found = np.empty(flat.size, unsigned(tensors.headers[name].dtype))
@@ -129,7 +131,7 @@ def _gathered(tensors: Tensors, name: str, at: np.ndarray) -> Bits:
     return found
 
 
-def _compared(a: Tensors, b: Tensors, one: str, other: str, blocks: Iterator[_Block]) -> Compared:
+def _compared(a: TensorSource, b: TensorSource, one: str, other: str, blocks: Iterator[_Block]) -> ComparedElements:
     dtype_a, dtype_b = a.headers[one].dtype, b.headers[other].dtype
     common = common_dtypes(dtype_a, dtype_b)[0]
     through = {("b", way): True for way in NARROWER.get(dtype_a, ())} | {
@@ -148,14 +150,14 @@ def _compared(a: Tensors, b: Tensors, one: str, other: str, blocks: Iterator[_Bl
             if not _is_rounding(wide, narrow, way):
                 del through[side, way]
     if first is None:
-        return Compared(0, total)
+        return ComparedElements(0, total)
     side, way = next(iter(through), ("", ""))
     at_a, at_b = (
         tuple(int(part) for part in np.unravel_index(index, tensors.headers[name].shape or (1,)))
         for index, tensors, name in ((first[0], a, one), (first[1], b, other))
     )
     values = value_text(first[2], dtype_a), value_text(first[3], dtype_b)
-    return Compared(differing, total, at_a, at_b, *values, way, side)
+    return ComparedElements(differing, total, at_a, at_b, *values, way, side)
 
 
 def _is_rounding(wide: tuple[Bits, str], narrow: tuple[Bits, str], way: str) -> bool:

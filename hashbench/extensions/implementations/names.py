@@ -52,7 +52,7 @@ def braced(names: Sequence[str], *, most: int = 4) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedNames:
     """Where tensors of one side are expected on the other.
 
     Attributes:
@@ -66,7 +66,7 @@ class Expected:
     names: Container[str]
 
     @classmethod
-    def of(cls, pairs: Pairs, names: Container[str]) -> Expected:
+    def of(cls, pairs: Pairs, names: Container[str]) -> ExpectedNames:
         """Return what these pairs of equal tensors let expect of others."""
         votes: defaultdict[str, Counter[tuple[str, tuple[int, ...]]]] = defaultdict(Counter)
         for one, other in pairs:
@@ -118,7 +118,7 @@ def exchanged(pairs: Pairs, names: Container[str]) -> list[tuple[tuple[str, str]
     A pair counts if the tensor is expected under another name, that of a tensor of another such pair, and those that
     stand where they are expected outnumber them.
     """
-    expected = Expected.of(pairs, names)
+    expected = ExpectedNames.of(pairs, names)
     place = dict(pairs)
     moved = {one: expected.name(one) for one, other in pairs if expected.is_sure(one)}
     moved = {one: name for one, name in moved.items() if name and name != place[one]}
@@ -142,7 +142,7 @@ def strays(pairs: Pairs) -> list[tuple[str, str]]:
     Args:
         pairs: part and whole. As many must be in a whole that should be in others as the other way round.
     """
-    expected = Expected.of(pairs, {whole for _, whole in pairs})
+    expected = ExpectedNames.of(pairs, {whole for _, whole in pairs})
     moved = [(part, whole, expected.name(part)) for part, whole in pairs if expected.is_sure(part)]
     moved = [each for each in moved if each[1] != each[2] != ""]
     held, wanted = Counter(whole for _, whole, _ in moved), Counter(name for *_, name in moved)

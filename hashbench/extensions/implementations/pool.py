@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hashbench.extensions.implementations.digest import (
     Digest,
     Lines,
-    Tensors,
+    TensorSource,
     digest,
     is_through,
     lines,
@@ -67,7 +67,7 @@ class Pool:
         twins: name -> others of this side with the same elements in the same shape, which follow it.
     """
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: TensorSource) -> None:
         self.tensors = tensors
         self.left = {name: None for name, header in tensors.headers.items() if header.count}
         self._digests: dict[tuple[str, str], Digest] = {}

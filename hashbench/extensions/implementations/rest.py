@@ -10,11 +10,11 @@ import numpy as np
 from hashbench.core.text import count, join_limited
 from hashbench.extensions.implementations.dtypes import common_dtypes, rounded
 from hashbench.extensions.implementations.lines import Line
-from hashbench.extensions.implementations.located import Compared, compare_lines, compare_whole
-from hashbench.extensions.implementations.names import Expected, Pairs, split
+from hashbench.extensions.implementations.located import ComparedElements, compare_lines, compare_whole
+from hashbench.extensions.implementations.names import ExpectedNames, Pairs, split
 from hashbench.extensions.implementations.pool import Pool
 from hashbench.extensions.implementations.settled import difference_of
-from hashbench.extensions.implementations.verdict import Difference, Match, Names
+from hashbench.extensions.implementations.verdict import Names, WeightsDifference, WeightsMatch
 
 SAMPLED = 4096
 """Elements by which the most similar tensor is chosen, where several have the same number of elements."""
@@ -34,13 +34,13 @@ class Rest:
         unknown: what could not be compared, in sentences.
     """
 
-    def __init__(self, a: Pool, b: Pool, pairs: Pairs, matches: Sequence[Match]) -> None:
+    def __init__(self, a: Pool, b: Pool, pairs: Pairs, matches: Sequence[WeightsMatch]) -> None:
         self._a, self._b = a, b
-        self._there = Expected.of(pairs, b.tensors.headers)
-        self._here = Expected.of([(other, one) for one, other in pairs], a.tensors.headers)
+        self._there = ExpectedNames.of(pairs, b.tensors.headers)
+        self._here = ExpectedNames.of([(other, one) for one, other in pairs], a.tensors.headers)
         self._holder_b = {name: match.a for match in matches for name in match.b}
         self._holder_a = {name: match.b for match in matches for name in match.a}
-        self.differences: list[Difference] = []
+        self.differences: list[WeightsDifference] = []
         self.unknown: list[str] = []
         self._by_name()
         self._by_size()
@@ -78,7 +78,7 @@ class Rest:
         self._a.take(ours)
         self._b.take(theirs)
         text = f"no row or column of {'them' if len(ours) > 1 else 'it'} is in b"
-        self.differences.append(Difference(kind="changed", a=ours, b=theirs, text=text))
+        self.differences.append(WeightsDifference(kind="changed", a=ours, b=theirs, text=text))
 
     def _by_size(self) -> None:
         """Compare tensors of one shape: the only ones of it, or the most similar ones."""
@@ -129,11 +129,11 @@ class Rest:
             self.unknown.append(f"{one} is {ours} in a, {other} {theirs} in b: such dtypes are not compared.")
         elif ours.count != theirs.count:
             text = f"{ours} in a, {theirs} in b"
-            self.differences.append(Difference(kind="changed", a=taken[0], b=taken[1], text=text))
+            self.differences.append(WeightsDifference(kind="changed", a=taken[0], b=taken[1], text=text))
         else:
             self.differences.append(difference_of(one, other, self._compared(one, other)))
 
-    def _compared(self, one: str, other: str) -> Compared:
+    def _compared(self, one: str, other: str) -> ComparedElements:
         shapes = [tuple(size for size in pool.tensors.headers[name].shape if size > 1)
                   for pool, name in ((self._a, one), (self._b, other))]  # fmt: skip
         if len(shapes[0]) != 2 or shapes[0] == shapes[1] or shapes[0] != shapes[1][::-1]:
@@ -170,12 +170,12 @@ class Rest:
             )
 
 
-def _missing(side: str, name: str, expected: str, holders: dict[str, Names]) -> Difference:
+def _missing(side: str, name: str, expected: str, holders: dict[str, Names]) -> WeightsDifference:
     """Return that one side alone has a tensor; where it is expected on the other, another one may stand."""
     other = "b" if side == "a" else "a"
     ours, theirs = ((name,), (expected,)) if side == "a" else ((expected,), (name,))
     if expected and expected in holders:
         text = f"{other} has there what is {' and '.join(holders[expected][:2])} in {side}"
-        return Difference(kind="copy", a=ours, b=theirs, text=text)
+        return WeightsDifference(kind="copy", a=ours, b=theirs, text=text)
     alone: tuple[Names, Names] = ((name,), ()) if side == "a" else ((), (name,))
-    return Difference(kind="missing", a=alone[0], b=alone[1], text=f"{other} has no tensor with its elements")
+    return WeightsDifference(kind="missing", a=alone[0], b=alone[1], text=f"{other} has no tensor with its elements")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from hashbench.core.text import count
 from hashbench.extensions.implementations.digest import matrices
-from hashbench.extensions.implementations.lines import AXES, Group, Line, group_of, grouped
-from hashbench.extensions.implementations.located import Compared, compare_lines
+from hashbench.extensions.implementations.lines import AXES, Line, LineGroup, group_of, grouped
+from hashbench.extensions.implementations.located import ComparedElements, compare_lines
 from hashbench.extensions.implementations.names import split
 from hashbench.extensions.implementations.pool import Level, Pool
-from hashbench.extensions.implementations.verdict import Difference, Kind, Match, Names
+from hashbench.extensions.implementations.verdict import Kind, Names, WeightsDifference, WeightsMatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class Settled:
         orders_a, orders_b: name of a fused tensor of a side -> its parts on the other side, in order.
     """
 
-    matches: tuple[Match, ...] = ()
-    differences: tuple[Difference, ...] = ()
+    matches: tuple[WeightsMatch, ...] = ()
+    differences: tuple[WeightsDifference, ...] = ()
     orders_a: dict[str, tuple[str, ...]] = field(default_factory=dict)
     orders_b: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def difference_of(one: str, other: str, compared: Compared) -> Difference:
+def difference_of(one: str, other: str, compared: ComparedElements) -> WeightsDifference:
     """Return what elements that differ mean."""
     side = "" if not compared.through else compared.rounded_side
     text = (
         f"{side} holds the values of {'a' if side == 'b' else 'b'} rounded through {compared.through}" if side else ""
     )
-    return Difference(
+    return WeightsDifference(
         kind="narrowed" if side else "changed",
         a=(one,),
         b=(other,),
@@ -75,7 +75,7 @@ class _Fillers:
     dtype: str
     busy: set[str]
 
-    def lines(self, group: Group, axes: dict[str, str], left: Sequence[Line]) -> list[Line]:
+    def lines(self, group: LineGroup, axes: dict[str, str], left: Sequence[Line]) -> list[Line]:
         """Return the lines of whole tensors that together are as many as those that are ``left`` on the other side, and
         add the axes of these tensors; none if none fit. Those that share the numbers of the group come first."""
         if not left:
@@ -97,7 +97,7 @@ class _Fillers:
         return [Line(name, number) for name, _, size in chosen for number in range(size)]
 
 
-def _settled(a: Pool, b: Pool, level: Level, group: Group, fillers_a: _Fillers, fillers_b: _Fillers) -> Settled:
+def _settled(a: Pool, b: Pool, level: Level, group: LineGroup, fillers_a: _Fillers, fillers_b: _Fillers) -> Settled:
     axes_a, axes_b = dict(group.a), dict(group.b)
     unequal = [*_opposite(group)]
     left_a, left_b = _without(group, unequal)
@@ -112,10 +112,10 @@ def _settled(a: Pool, b: Pool, level: Level, group: Group, fillers_a: _Fillers, 
     differences += _extra("b", left_b, axes_b, group)
     names_a, names_b = a.take(axes_a), b.take(axes_b)
     pairs = (*group.pairs, *unequal)
-    whole = Group(axes_a, axes_b, group.length, pairs)
+    whole = LineGroup(axes_a, axes_b, group.length, pairs)
     orders_a = {name: whole.parts_of(name) for name in axes_a}
     orders_b = {name: whole.parts_of(name) for name in axes_b}
-    match = Match(
+    match = WeightsMatch(
         kind=_kind(axes_a, axes_b),
         a=_in_order(names_a, orders_b),
         b=_in_order(names_b, orders_a),
@@ -141,7 +141,7 @@ def _kind(a: dict[str, str], b: dict[str, str]) -> Kind:
     return "fused" if len(b) == 1 else "cut" if len(a) == 1 else "regrouped"
 
 
-def _how(group: Group) -> str:
+def _how(group: LineGroup) -> str:
     lines = {*group.a.values()}.pop()
     words = ["transposed"] if group.is_turned else []
     if not group.in_order:
@@ -159,13 +159,13 @@ def _adding_up(tensors: Sequence[tuple[str, str, int]], wanted: int) -> list[tup
     return [*tensors] if sum(size for *_, size in tensors) == wanted else []
 
 
-def _without(group: Group, pairs: Sequence[tuple[Line, Line]]) -> tuple[list[Line], list[Line]]:
+def _without(group: LineGroup, pairs: Sequence[tuple[Line, Line]]) -> tuple[list[Line], list[Line]]:
     """Return the lines without partner that are in none of these pairs."""
     told_a, told_b = {one for one, _ in pairs}, {other for _, other in pairs}
     return [line for line in group.left_a if line not in told_a], [line for line in group.left_b if line not in told_b]
 
 
-def _opposite(group: Group) -> Iterator[tuple[Line, Line]]:
+def _opposite(group: LineGroup) -> Iterator[tuple[Line, Line]]:
     """Yield lines without partner that stand where one of the other side stands."""
     placed: defaultdict[str, dict[int, Line]] = defaultdict(dict)
     for one, other in group.pairs:
@@ -194,9 +194,9 @@ def _compared(
     level: Level,
     axes_a: dict[str, str],
     axes_b: dict[str, str],
-    group: Group,
+    group: LineGroup,
     unequal: Sequence[tuple[Line, Line]],
-) -> Iterator[Difference]:
+) -> Iterator[WeightsDifference]:
     """Yield what differs in the lines that should be equal, by the two tensors that have them."""
     by_names: defaultdict[tuple[str, str], list[tuple[Line, Line]]] = defaultdict(list)
     for pair in unequal:
@@ -212,7 +212,7 @@ def _compared(
             yield difference_of(one, other, replace(compared, total=shared[one, other] * group.length))
 
 
-def _extra(side: str, left: Sequence[Line], axes: dict[str, str], group: Group) -> Iterator[Difference]:
+def _extra(side: str, left: Sequence[Line], axes: dict[str, str], group: LineGroup) -> Iterator[WeightsDifference]:
     """Yield the lines that one side alone has, tensor by tensor."""
     other = "b" if side == "a" else "a"
     numbers: defaultdict[str, list[int]] = defaultdict(list)
@@ -223,7 +223,7 @@ def _extra(side: str, left: Sequence[Line], axes: dict[str, str], group: Group) 
         text = f"{other} lacks {count(len(lines), axis[:-1])} of it: {axis} {_ranges(lines)}"
         partners = tuple(group.b if side == "a" else group.a)
         ours, theirs = ((name,), partners) if side == "a" else (partners, (name,))
-        yield Difference(kind="lines", a=ours, b=theirs, text=text)
+        yield WeightsDifference(kind="lines", a=ours, b=theirs, text=text)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

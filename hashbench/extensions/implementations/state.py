@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hashbench.core.errors import HashbenchError
-from hashbench.extensions.implementations.digest import Header
+from hashbench.extensions.implementations.digest import TensorHeader
 from hashbench.extensions.implementations.dtypes import SIZES, Bits, unsigned
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -16,9 +16,9 @@ _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Tensors in memory; a :class:`~.digest.Tensors`."""
+    """Tensors in memory; a :class:`~.digest.TensorSource`."""
 
-    headers: dict[str, Header]
+    headers: dict[str, TensorHeader]
     tensors: Mapping[str, torch.Tensor]
 
     def read(self, name: str, start: int, stop: int) -> Bits:
@@ -49,7 +49,7 @@ def state_of(held: torch.nn.Module | Mapping[str, torch.Tensor], side: str) -> S
         raise HashbenchError(
             f"cannot compare the weights of {side}", consequence="it has none", tip="Pass a module, or a state dict."
         )
-    return State({name: Header(tuple(tensor.shape), _name(tensor)) for name, tensor in found.items()}, found)
+    return State({name: TensorHeader(tuple(tensor.shape), _name(tensor)) for name, tensor in found.items()}, found)
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ from hashbench.extensions.implementations.located import compare_spans
 from hashbench.extensions.implementations.names import split
 from hashbench.extensions.implementations.pool import Level, Pool
 from hashbench.extensions.implementations.settled import Settled, difference_of
-from hashbench.extensions.implementations.verdict import Difference, Kind, Match, Names
+from hashbench.extensions.implementations.verdict import Kind, Names, WeightsDifference, WeightsMatch
 from hashbench.extensions.implementations.windows import LONGEST, Guest, Inside, find, mixed_from
 
 
@@ -87,13 +87,13 @@ def _hashes(pool: Pool, name: str, common: str) -> Words:
 def _matched(sides: _Sides, host: str, parts: tuple[str, ...], how: str) -> Settled:
     ours, theirs = sides.ordered(sides.host.take([host]), sides.guest.take(parts))
     kind: Kind = "same" if len(parts) == 1 else "cut" if sides.host_is_a else "fused"
-    return Settled((Match(kind=kind, a=ours, b=theirs, how=how, cast=sides.level.cast),))
+    return Settled((WeightsMatch(kind=kind, a=ours, b=theirs, how=how, cast=sides.level.cast),))
 
 
 def _laid_out(sides: _Sides, host: str, elements: Words, inside: Inside) -> Settled:
     """Return what a tensor holds in which some were found."""
     parts, zeros = dict(inside.parts), 0
-    differences: list[Difference] = []
+    differences: list[WeightsDifference] = []
     zero = hashes(np.zeros(1, np.uint8))[0]
     numbers = split(next(iter(parts)))[1][:1]
     for start, stop in inside.gaps:
@@ -152,7 +152,7 @@ def _fillers(sides: _Sides, wanted: int, parts: dict[str, int], numbers: tuple[i
     return tuple(fitting) if len(fitting) == 1 and sides.guest.count(fitting[0]) == wanted else ()
 
 
-def _difference(sides: _Sides, host: str, name: str, start: int) -> Difference | None:
+def _difference(sides: _Sides, host: str, name: str, start: int) -> WeightsDifference | None:
     count = sides.guest.count(name)
     if sides.host_is_a:
         compared = compare_spans(sides.host.tensors, sides.guest.tensors, host, name, start, 0, count)
@@ -162,8 +162,8 @@ def _difference(sides: _Sides, host: str, name: str, start: int) -> Difference |
     return difference_of(*names, compared) if compared.differing else None
 
 
-def _gap(sides: _Sides, host: str, parts: tuple[str, ...], start: int, stop: int) -> Difference:
+def _gap(sides: _Sides, host: str, parts: tuple[str, ...], start: int, stop: int) -> WeightsDifference:
     lacking = "b" if sides.host_is_a else "a"
     text = f"{lacking} lacks {stop - start} elements of it: {start} to {stop - 1}"
     ours, theirs = sides.ordered((host,), parts)
-    return Difference(kind="lines", a=ours, b=theirs, text=text)
+    return WeightsDifference(kind="lines", a=ours, b=theirs, text=text)

@@ -17,7 +17,7 @@ tensor holds what another one should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class WeightsMatch:
     """Tensors that hold the same elements on both sides.
 
     Attributes:
@@ -35,7 +35,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class WeightsDifference:
     """Something that differs.
 
     Attributes:
@@ -60,7 +60,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class WeightsVerdict:
     """What two sides hold.
 
     Attributes:
@@ -73,8 +73,8 @@ class Verdict:
 
     a: int
     b: int
-    matches: tuple[Match, ...]
-    differences: tuple[Difference, ...]
+    matches: tuple[WeightsMatch, ...]
+    differences: tuple[WeightsDifference, ...]
     constants_a: int = 0
     constants_b: int = 0
     unknown: tuple[str, ...] = ()

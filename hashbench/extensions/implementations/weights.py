@@ -10,7 +10,7 @@ from hashbench.core.finding import Finding
 from hashbench.extensions.implementations.checkpoint import open_checkpoint
 from hashbench.extensions.implementations.compare import compare_weights
 from hashbench.extensions.implementations.finding import LINES, finding_of
-from hashbench.extensions.implementations.verdict import Verdict
+from hashbench.extensions.implementations.verdict import WeightsVerdict
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def compare_checkpoints(a: Path, b: Path, *, limit: int = LINES) -> Finding:
 
 def compare_models(
     a: torch.nn.Module | Mapping[str, torch.Tensor], b: torch.nn.Module | Mapping[str, torch.Tensor]
-) -> Verdict:
+) -> WeightsVerdict:
     """Return what two models in memory hold.
 
     Args:

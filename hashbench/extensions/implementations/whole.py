@@ -10,7 +10,7 @@ from hashbench.extensions.implementations.digest import matrices
 from hashbench.extensions.implementations.dtypes import common_dtypes, rounded, unsigned
 from hashbench.extensions.implementations.lines import how_turned
 from hashbench.extensions.implementations.pool import Level, Pool
-from hashbench.extensions.implementations.verdict import Match
+from hashbench.extensions.implementations.verdict import WeightsMatch
 
 
 def match_constants(a: Pool, b: Pool) -> tuple[int, int]:
@@ -36,7 +36,7 @@ def _is_same(dtype: str, value: int, other: str, their: int) -> bool:
     )
 
 
-def match_whole(a: Pool, b: Pool, level: Level) -> list[Match]:
+def match_whole(a: Pool, b: Pool, level: Level) -> list[WeightsMatch]:
     """Take the tensors that have the same elements as one of the other side, in whatever order."""
     keyed_a, keyed_b = _keyed(a, level.a, level.common), _keyed(b, level.b, level.common)
     found = []
@@ -45,7 +45,7 @@ def match_whole(a: Pool, b: Pool, level: Level) -> list[Match]:
         if not names_b or (level.rounded and not _is_rounded(a, b, names_a[0], names_b[0], level.common)):
             continue
         one, other = _first_pair(a, b, names_a, names_b, level.common)
-        match = Match(
+        match = WeightsMatch(
             kind="same" if len(names_a) == len(names_b) == 1 else "tied",
             a=(one, *(name for name in names_a if name != one)),
             b=(other, *(name for name in names_b if name != other)),

@@ -6,11 +6,11 @@ import pytest
 
 from hashbench.extensions.implementations.compare import compare_weights
 from hashbench.extensions.implementations.state import state_of
-from hashbench.extensions.implementations.verdict import Verdict
+from hashbench.extensions.implementations.verdict import WeightsVerdict
 from tests.extensions.implementations.layouts import LAYOUTS, PLANTED, State, decoder
 
 
-def compared(a: State, b: State) -> Verdict:
+def compared(a: State, b: State) -> WeightsVerdict:
     return compare_weights(state_of(a, "a"), state_of(b, "b"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hashbench.extensions.implementations.names import (
-    Expected,
+    ExpectedNames,
     braced,
     disordered,
     exchanged,
@@ -39,7 +39,7 @@ def test_names_are_shown_once(names: tuple[str, ...], text: str) -> None:
 
 def test_a_tensor_is_expected_where_others_of_its_kind_are() -> None:
     pairs = [("layers.0.up", "blocks.1.up"), ("layers.1.up", "blocks.2.up")]
-    there = Expected.of(pairs, {"blocks.3.up", "same"})
+    there = ExpectedNames.of(pairs, {"blocks.3.up", "same"})
     assert [there.name(name) for name in ("layers.2.up", "layers.3.up", "same", "other.2.up")] == [
         "blocks.3.up",
         "",
