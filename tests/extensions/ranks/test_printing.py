@@ -23,10 +23,11 @@ def _printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             sys.stdout.buffer.write(b"bytes\n")
             assert sys.stdout.fileno() == file.fileno()
             sys.stdout.flush()
-            if not os.fork():
+            child = os.fork()
+            if not child:
                 print("a child, whose lines come at any time", flush=True)
                 os._exit(0)
-            os.wait()
+            os.waitpid(child, 0)  # another child of this process may end meanwhile
         assert sys.stdout is file
         print("behind it")
         monkeypatch.undo()
