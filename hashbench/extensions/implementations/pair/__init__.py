@@ -1,0 +1,1 @@
+"""Do two implementations compute the same function, and where do they part?"""
