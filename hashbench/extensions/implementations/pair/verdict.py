@@ -30,6 +30,7 @@ class Place:
         ops: names of all ops of the region, the first included, in order.
         output: dtype and shape of what the first wrote, ``float32[2, 11, 64]``.
         scalars: its arguments that are no tensors.
+        ids: of ``ops`` in ``columns`` of the verdict.
     """
 
     op: str
@@ -39,6 +40,7 @@ class Place:
     ops: tuple[str, ...] = ()
     output: str = ""
     scalars: str = ""
+    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class ImplementationsVerdict:
         fallbacks: ops that were computed in a lower dtype than float64 because they have no float64 kernel, with their
             number: what is smaller than their rounding is not seen.
         dtype: the models' own, ``bfloat16``.
-        columns: for the page: ops of each side in order (id, text), and ``joined`` the pairs of ids that hold the same.
+        columns: for the page: ops of each side in order (id, text as ``aten.mm.default in layers.0.attn``), and
+            ``joined`` the pairs of ids that hold the same.
         seconds: how long each part took, by name.
     """
 
