@@ -32,6 +32,7 @@ from hashbench.core.records import CallFacts, Decision, Diagnosis, Evidence, Exp
 from hashbench.core.run import environment
 from hashbench.core.run.distance import Difference
 from hashbench.extensions.implementations.finding import finding_of as of_weights
+from hashbench.extensions.implementations.pair.finding import finding_of as of_implementations
 from hashbench.extensions.implementations.weights import compare_models
 from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
@@ -39,6 +40,7 @@ from hashbench.tools.observer import ObserverContext
 from hashbench.tools.observer import observer as observing
 from hashbench.tools.pipeline.reasons import DIFFERENCES
 from tests.extensions.implementations.layouts import LAYOUTS, PLANTED, decoder
+from tests.extensions.implementations.pair.verdicts import VERDICTS
 from tests.golden.producers import _command, golden, known_environment
 from tests.golden.stage import INPUTS, session
 
@@ -437,6 +439,12 @@ def _weights() -> str:
             planted.spoil(other)
         said.append(f"=== {name}\n{of_weights(compare_models(decoder(), other), limit=5)}\n")
     return "\n".join(said)
+
+
+@golden("implementations.txt")
+def _implementations() -> str:
+    """Two implementations, by outcome."""
+    return "\n".join(f"=== {name}\n{of_implementations(verdict)}\n" for name, verdict in VERDICTS.items())
 
 
 _PAIRS = ("order", "file_list", "transform", "environment", "unseen", "asked", "kernel")
