@@ -1,0 +1,289 @@
+"""Where two runs whose contents are aligned part: back from their results to the first ops whose data agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hashbench.core.divergence.content import ContentAlignment, ContentGraph, ContentNode, Kind, Parting
+from hashbench.core.divergence.content_align import DATA, contents_of, matches
+from hashbench.core.divergence.slice import Slice, backward_slice
+
+_REGION = 12
+"""Ops of a region at most: a reader looks at few."""
+
+
+def find_partings(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[Parting, ...]:
+    """Find the ops of two runs that compute something else from data that agree; none if all results agree.
+
+    A parting with neither ``a`` nor ``b`` says that its results differ, and that nothing was found that explains it.
+
+    Args:
+        a, b: the runs, with results of the same names.
+        alignment: of their contents.
+    """
+    return _Walk(a, b, alignment).partings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One run, and the part of it that is not aligned.
+
+    Attributes:
+        graph: the run.
+        order: place of each node in the order of calls.
+        aligned: its nodes that are aligned.
+        roots: of each aligned node: names of contents that both sides know.
+        integral: nodes that hold integers only.
+        beside: unaligned arithmetic on integers that follows from integers alone, such as that of a mask.
+        back: what lies between the aligned nodes and the results that differ.
+    """
+
+    graph: ContentGraph
+    order: Mapping[str, int]
+    aligned: frozenset[str]
+    roots: Mapping[str, frozenset[str]]
+    integral: frozenset[str]
+    beside: frozenset[str]
+
+    def reads(self, node: str) -> tuple[str, ...]:
+        """Return what a node read, each once."""
+        return tuple(dict.fromkeys(read for read in self.graph.nodes[node].reads if read in self.graph.nodes))
+
+    def data(self, node: str) -> tuple[str, ...]:
+        """Return the reads through which a difference is followed: floating point data if there are any."""
+        data = tuple(read for read in self.reads(node) if self.graph.nodes[read].kind in DATA)
+        followed = tuple(read for read in data if read not in self.beside)
+        return followed if any(read not in self.integral for read in followed) else data
+
+    def differing(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return what these nodes read and what is not aligned."""
+        return tuple(dict.fromkeys(read for node in nodes for read in self.reads(node) if read not in self.aligned))
+
+    def rim(self, node: str) -> frozenset[str]:
+        """Return the names of the contents of the aligned data that a node read."""
+        return self._named(self.data(node))
+
+    def known(self, node: str) -> frozenset[str]:
+        """Return the names of all aligned contents that a node read, those of weights too."""
+        return self._named(self.reads(node))
+
+    def _named(self, reads: Iterable[str]) -> frozenset[str]:
+        return frozenset(name for read in reads for name in self.roots.get(read, ()))
+
+    def back(self, results: Iterable[str]) -> Slice[str]:
+        """Walk back from results that differ, through what is not aligned."""
+        return backward_slice(results, self.data, lambda node: node not in self.aligned)
+
+    def origins(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return the earliest nodes that are not aligned among those from which ``nodes`` follow."""
+        walked = backward_slice(nodes, self.reads, lambda node: node not in self.aligned)
+        return self.sorted(walked.frontier)
+
+    def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return nodes in order of calls."""
+        return tuple(sorted(nodes, key=self.order.__getitem__))
+
+    def op(self, node: str) -> str:
+        return self.graph.nodes[node].op
+
+    def region(self, firsts: Iterable[str], reached: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the unaligned ops that follow from the first ones, themselves included; one node of each call."""
+        following = set(firsts)
+        for node in self.sorted(reached):
+            if not following.isdisjoint(reached[node]):
+                following.add(node)
+        calls: dict[str, str] = {}
+        for node in self.sorted(following):
+            if not calls or not self.graph.nodes[node].copies:
+                calls.setdefault(node.rpartition(":")[0] or node, node)
+        return tuple(calls.values())
+
+
+class _Walk:
+    def __init__(self, a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> None:
+        self._partners = alignment.partners
+        self._a, self._b = _sides(a, b, alignment)
+        self._differ = [name for name in b.results if name in a.results and not self._agrees(name)]
+        self._back_a = self._a.back(a.results[name] for name in self._differ)
+        self._back_b = self._b.back(b.results[name] for name in self._differ)
+        self._reach_a = self._reach(self._a, self._back_a)
+        self._reach_b = self._reach(self._b, self._back_b)
+
+    def partings(self) -> tuple[Parting, ...]:
+        mates = self._mates()
+        found = [self._parting(group, mates) for group in self._groups(mates)]
+        found.sort(key=self._importance)
+        explained = {name for parting in found for name in parting.results}
+        return (*found, *(self._unexplained(name) for name in self._differ if name not in explained))
+
+    def _agrees(self, name: str) -> bool:
+        """Return whether both results hold the same; what has no moments is the same if it follows from the same."""
+        a, b = self._a.graph.results[name], self._b.graph.results[name]
+        first, second = self._a.graph.nodes[a], self._b.graph.nodes[b]
+        if first.moments is None or second.moments is None:
+            return b in self._b.aligned and self._a.roots.get(a) == self._b.roots.get(b)
+        return first.moments.agree(second.moments, max(first.tolerance, second.tolerance))
+
+    def _reach(self, side: _Side, back: Slice[str]) -> dict[str, int]:
+        """Return which of the results that differ follow from each node: a bit for each."""
+        reach = dict.fromkeys(back.reached, 0)
+        for bit, name in enumerate(self._differ):
+            if (node := side.graph.results[name]) in reach:
+                reach[node] |= 1 << bit
+        for node in reversed(side.sorted(back.reached)):
+            for read in back.reached[node]:
+                reach[read] |= reach[node]
+        return reach
+
+    def _frontier(self, side: _Side, back: Slice[str]) -> tuple[str, ...]:
+        """Return the earliest nodes: ops on data, then draws; leaves only if there is nothing else."""
+        nodes = side.sorted(back.frontier)
+        ops = tuple(node for node in nodes if side.graph.nodes[node].kind in (Kind.COMPUTED, Kind.RANDOM))
+        return ops or nodes
+
+    def _mates(self) -> dict[str, str]:
+        """Return for each earliest op of the second run that of the first, if one of its name reads the same data."""
+        mates: dict[str, str] = {}
+        free = list(self._frontier(self._a, self._back_a))
+        for b in self._frontier(self._b, self._back_b):
+            same = [a for a in free if self._a.op(a) == self._b.op(b) and self._a.rim(a) & self._b.rim(b)]
+            if same:
+                known, scalars = self._b.known(b), self._b.graph.nodes[b].scalars
+                mates[b] = max(
+                    same, key=lambda a: (len(self._a.known(a) & known), self._a.graph.nodes[a].scalars == scalars)
+                )
+                free.remove(mates[b])
+        return mates
+
+    def _groups(self, mates: Mapping[str, str]) -> list[tuple[str, ...]]:
+        """Join earliest ops that read the same constants, or the same data unless each has its own mate."""
+        groups: list[tuple[set[str], set[object]]] = []
+        for node in self._frontier(self._b, self._back_b):
+            ties: set[object] = set(self._b.origins(self._b.differing([node])))
+            if node in mates:
+                ties |= set(self._a.origins(self._a.differing([mates[node]])))
+            else:
+                ties |= {("data", name) for name in self._b.rim(node)}
+            ties.add(("call", node.rpartition(":")[0] or node))
+            joined = [group for group in groups if group[1] & ties]
+            groups = [group for group in groups if not group[1] & ties]
+            groups.append(({node}.union(*(g[0] for g in joined)), ties.union(*(g[1] for g in joined))))
+        return [self._b.sorted(nodes) for nodes, _ in groups]
+
+    def _parting(self, group: tuple[str, ...], mates: Mapping[str, str]) -> Parting:
+        others = self._counterparts(group, mates)
+        if others and self._a.op(others[0]) == self._b.op(group[0]):
+            a, b = others[:1], group[:1]
+        else:
+            a, b = self._regions(others, group)
+        constants = tuple(
+            side.origins(side.differing(firsts)) for side, firsts in ((self._a, others), (self._b, group))
+        )
+        reach = 0
+        for node in group:
+            reach |= self._reach_b[node]
+        results = tuple(name for bit, name in enumerate(self._differ) if reach >> bit & 1)
+        return Parting(a, b, self._agree(others, group), (constants[0], constants[1]), results)
+
+    def _counterparts(self, group: tuple[str, ...], mates: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the ops of the first run that do what the group does, in order; empty if there are none."""
+        if group[0] in mates:
+            return tuple(dict.fromkeys(mates[node] for node in group if node in mates))
+        rim = frozenset[str]().union(*(self._b.rim(node) for node in group))
+        free = [node for node in self._frontier(self._a, self._back_a) if node not in mates.values()]
+        if near := tuple(node for node in free if self._a.rim(node) & rim):
+            return near
+        op = self._b.op(group[0])
+        unaligned = self._a.sorted(self._back_a.reached)
+        readers = [node for node in unaligned if self._a.op(node) == op and self._a.known(node) & rim]
+        named = [node for node in free if self._a.op(node) == op]
+        return tuple((readers or named or ())[:1])
+
+    def _regions(self, firsts_a: tuple[str, ...], firsts_b: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the ops from the first ones to where both runs do the same again: one op on one weight or datum."""
+        a = self._a.region(firsts_a, self._back_a.reached)
+        b = self._b.region(firsts_b, self._back_b.reached)
+        for i, node in enumerate(b[1:], 1):
+            known, op = self._b.known(node), self._b.op(node)
+            for j, other in enumerate(a[1:], 1):
+                if self._a.op(other) == op and self._a.known(other) & known:
+                    return a[:j][:_REGION], b[:i][:_REGION]
+        return a[:_REGION], b[:_REGION]
+
+    def _agree(self, firsts_a: Sequence[str], firsts_b: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Pair what the first ops of both runs read."""
+        pairs: dict[tuple[str, str], None] = {}
+        given = [read for node in firsts_a for read in self._a.reads(node) if read in self._a.aligned]
+        for read in dict.fromkeys(read for node in firsts_b for read in self._b.reads(node)):
+            if roots := self._b.roots.get(read):
+                same = next((other for other in given if self._a.roots.get(other, frozenset()) & roots), None)
+                partners = self._partners.get(read)
+                if same or partners:
+                    pairs[same or partners[0], read] = None  # type: ignore[index]
+        return tuple(pairs)
+
+    def _importance(self, parting: Parting) -> tuple[bool, bool, int, bool, int]:
+        """Return the key that sorts: what computes floating point data before draws and masks, then by results."""
+        node = self._b.graph.nodes[parting.b[0]]
+        return (
+            node.kind is not Kind.COMPUTED,
+            node.id in self._b.integral,
+            -len(parting.results),
+            not (parting.a and self._a.op(parting.a[0]) == node.op),
+            self._b.order[node.id],
+        )
+
+    def _unexplained(self, name: str) -> Parting:
+        """Return what is known of a result that no op of the second run explains: the first one goes on, or nothing."""
+        bit = 1 << self._differ.index(name)
+        firsts = [node for node in self._frontier(self._a, self._back_a) if self._reach_a[node] & bit]
+        b = self._b.graph.results[name]
+        if firsts and b in self._b.aligned:
+            return Parting(self._a.region(firsts, self._back_a.reached)[:_REGION], (), (), results=(name,))
+        a = self._a.graph.results[name]
+        if a in self._a.aligned and self._partners.get(b):
+            return Parting((a,), (b,), (), results=(name,))
+        return Parting((), (), (), results=(name,))
+
+
+def _sides(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[_Side, _Side]:
+    names = _names(a)
+    matched = {names.get(node, node) for partners in alignment.partners.values() for node in partners}
+    own_a = {node: frozenset({names.get(node, node)}) for node in alignment.covered if names.get(node, node) in matched}
+    own_b = {
+        node: frozenset(names.get(partner, partner) for partner in partners)
+        for node, partners in alignment.partners.items()
+        if partners
+    }
+    return _side(a, alignment.covered, own_a), _side(b, frozenset(alignment.partners), own_b)
+
+
+def _side(graph: ContentGraph, aligned: frozenset[str], own: Mapping[str, frozenset[str]]) -> _Side:
+    with_moments = [node for node in graph if node.moments is not None]
+    integral = frozenset(
+        node.id for node, yes in zip(with_moments, contents_of(with_moments).integral, strict=True) if yes
+    )
+    roots: dict[str, frozenset[str]] = {}
+    beside: set[str] = set()
+    for node in graph:
+        data = [read for read in node.reads if read in graph.nodes and graph.nodes[read].kind in DATA]
+        if node.id in aligned:
+            read = data or node.reads
+            roots[node.id] = own.get(node.id) or frozenset(name for one in read for name in roots.get(one, ()))
+        elif node.kind is not Kind.RANDOM and {node.id, *data} <= integral and {*data} <= aligned | beside:
+            beside.add(node.id)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    return _Side(graph, order, aligned, roots, integral, frozenset(beside))
+
+
+def _names(graph: ContentGraph) -> dict[str, str]:
+    """Return for each node the first node that holds the same."""
+    nodes: list[ContentNode] = [node for node in graph if node.moments is not None]
+    contents = contents_of(nodes)
+    strong = (~contents.weak).nonzero()[0]
+    names: dict[str, str] = {}
+    pairs = zip(*(strong[side].tolist() for side in matches(contents[strong], contents[strong])), strict=True)
+    for i, j in sorted(pairs):
+        names.setdefault(nodes[j].id, nodes[i].id)
+    return names
