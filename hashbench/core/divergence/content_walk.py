@@ -36,7 +36,6 @@ class _Side:
         roots: of each aligned node: names of contents that both sides know.
         integral: nodes that hold integers only.
         beside: unaligned arithmetic on integers that follows from integers alone, such as that of a mask.
-        back: what lies between the aligned nodes and the results that differ.
     """
 
     graph: ContentGraph
@@ -104,11 +103,13 @@ class _Walk:
     def __init__(self, a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> None:
         self._partners = alignment.partners
         self._a, self._b = _sides(a, b, alignment)
-        self._differ = [name for name in b.results if name in a.results and not self._agrees(name)]
-        self._back_a = self._a.back(a.results[name] for name in self._differ)
-        self._back_b = self._b.back(b.results[name] for name in self._differ)
+        self._differ = [name for name in dict.fromkeys([*b.results, *a.results]) if not self._agrees(name)]
+        self._back_a, self._back_b = self._back(self._a), self._back(self._b)
         self._reach_a = self._reach(self._a, self._back_a)
         self._reach_b = self._reach(self._b, self._back_b)
+
+    def _back(self, side: _Side) -> Slice[str]:
+        return side.back(side.graph.results[name] for name in self._differ if name in side.graph.results)
 
     def partings(self) -> tuple[Parting, ...]:
         mates = self._mates()
@@ -118,8 +119,13 @@ class _Walk:
         return (*found, *(self._unexplained(name) for name in self._differ if name not in explained))
 
     def _agrees(self, name: str) -> bool:
-        """Return whether both results hold the same; what has no moments is the same if it follows from the same."""
-        a, b = self._a.graph.results[name], self._b.graph.results[name]
+        """Return whether both results hold the same; what has no moments is the same if it follows from the same.
+
+        A result that only one side has agrees if the other side holds it anywhere.
+        """
+        a, b = self._a.graph.results.get(name), self._b.graph.results.get(name)
+        if a is None or b is None:
+            return a in self._a.aligned or b in self._b.aligned
         first, second = self._a.graph.nodes[a], self._b.graph.nodes[b]
         if first.moments is None or second.moments is None:
             return b in self._b.aligned and self._a.roots.get(a) == self._b.roots.get(b)
@@ -129,7 +135,7 @@ class _Walk:
         """Return which of the results that differ follow from each node: a bit for each."""
         reach = dict.fromkeys(back.reached, 0)
         for bit, name in enumerate(self._differ):
-            if (node := side.graph.results[name]) in reach:
+            if (node := side.graph.results.get(name, "")) in reach:
                 reach[node] |= 1 << bit
         for node in reversed(side.sorted(back.reached)):
             for read in back.reached[node]:
@@ -238,11 +244,10 @@ class _Walk:
         """Return what is known of a result that no op of the second run explains: the first one goes on, or nothing."""
         bit = 1 << self._differ.index(name)
         firsts = [node for node in self._frontier(self._a, self._back_a) if self._reach_a[node] & bit]
-        b = self._b.graph.results[name]
-        if firsts and b in self._b.aligned:
+        a, b = self._a.graph.results.get(name), self._b.graph.results.get(name)
+        if firsts and (b is None or b in self._b.aligned):
             return Parting(self._a.region(firsts, self._back_a.reached)[:_REGION], (), (), results=(name,))
-        a = self._a.graph.results[name]
-        if a in self._a.aligned and self._partners.get(b):
+        if a in self._a.aligned and b and self._partners.get(b):
             return Parting((a,), (b,), (), results=(name,))
         return Parting((), (), (), results=(name,))
 

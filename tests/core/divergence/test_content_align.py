@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from hashbench.core.divergence.content_align import align_contents
 from hashbench.core.divergence.content_walk import find_partings
