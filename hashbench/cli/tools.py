@@ -315,12 +315,14 @@ def _numeric(parsed: argparse.Namespace) -> int:
         return flags.show_finding(finding, parsed, title="hashbench numeric", of=f"{one} and {other}")
     if not parsed.file.is_file():  # before torch is imported
         raise HashbenchError(f"cannot check {parsed.file}", consequence="it does not exist", tip="Check the path.")
+    from hashbench.core.suites.user_file import UserFile
     from hashbench.tools.numeric import run_model
     from hashbench.tools.numeric.report import finding_of
-    from hashbench.tools.numeric.user_file import load_file
+    from hashbench.tools.numeric.user_file import EXAMPLE, load_file
 
     with flags.prints_aside(parsed):
-        arguments = load_file(parsed.file, seed=parsed.seed)
+        file = UserFile.read(parsed.file, example=EXAMPLE)
+        arguments = load_file(file, seed=parsed.seed)
         if parsed.stages is not None:
             arguments["stages"] = tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
         report = run_model(
