@@ -45,7 +45,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "threads",
     ),
     ("core.divergence", ""),
-    ("core.run", "distance leaves outcome outputs recorder rng settings workload"),
+    ("core.run", "distance leaves outcome outputs recorder rng rounding settings workload"),
     ("core.results", ""),
     ("core.diagnose.causes", ""),
     ("core.diagnose.calls", "call capture live ops"),
@@ -59,12 +59,13 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("core extensions", ""),
     ("extensions.debugmode", "random_ops"),
     ("extensions.implementations", "state"),
+    ("extensions.implementations.pair", "check moments places record rounded sides wide"),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (
         "extensions.compiled",
         "amplification aot aot_graphs cause check compilations decompositions dynamo_graphs evaluate fallbacks "
         "function indices judge kernel_list ladder lowered memory mutations names observed passes program "
-        "reference repro rounding roundings split tensor_ops toolchain units",
+        "reference repro roundings split tensor_ops toolchain units",
     ),
     (
         "extensions.invariance",

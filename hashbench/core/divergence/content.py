@@ -78,6 +78,9 @@ class ContentNode:
         rows: moments of the rows along the last dimension that hold anything but zeros: ``[rows, 4]``, float64, sums
             alone; ``None`` if not kept.
         scalars: its arguments that are no tensors, as text.
+        shape: of the tensor.
+        ordered: sum of its elements, each weighted by its place in memory order of its shape; and the sum of the
+            terms' magnitudes. It tells two orders of the same elements apart where shapes are equal.
     """
 
     id: str
@@ -90,6 +93,8 @@ class ContentNode:
     numel: int = 0
     rows: npt.NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     scalars: str = ""
+    shape: tuple[int, ...] = ()
+    ordered: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class ContentGraph:
 
     Attributes:
         nodes: by id, in the order of calls.
-        results: ids of the nodes that hold the results (outputs, gradients), by name; both sides have the same names.
+        results: ids of the nodes that hold the results, by name. Outputs have the same name on both sides. Gradients of
+            parameters have not: one that the other side lacks by name agrees where any node there holds the same.
     """
 
     nodes: Mapping[str, ContentNode]

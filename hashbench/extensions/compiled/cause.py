@@ -25,6 +25,7 @@ from hashbench.core.inductor.nodes import NodeFacts
 from hashbench.core.processes import Budget, tell_phase
 from hashbench.core.records import NO_TIME, ExperimentResult, Failure, RowEvidence
 from hashbench.core.run.outcome import FoundColumns, Run, RunMaker
+from hashbench.core.run.rounding import LIMIT
 from hashbench.core.trace.generated import GeneratedKernel
 from hashbench.extensions.compiled import experiments, fallbacks
 from hashbench.extensions.compiled.amplification import Amplification, Amplified
@@ -39,7 +40,6 @@ from hashbench.extensions.compiled.observed import GraphObserver, KernelWatcher
 from hashbench.extensions.compiled.passes import Change, WrongPass, first_wrong_pass, inputs_by_name
 from hashbench.extensions.compiled.program import CompiledModel, compiling
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, run_accuracy_repro, write_accuracy_repro
-from hashbench.extensions.compiled.rounding import LIMIT
 from hashbench.extensions.compiled.split import StageSplit
 
 MISTAKE = 1000.0

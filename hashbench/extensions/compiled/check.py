@@ -30,6 +30,7 @@ from hashbench.core.records import Failure, RunOptions
 from hashbench.core.results.folder import file_key
 from hashbench.core.run.environment import check_backend
 from hashbench.core.run.outcome import Outcome, Run, RunMaker
+from hashbench.core.run.rounding import LIMIT
 from hashbench.core.run.workload import Workload
 from hashbench.core.text import join_limited
 from hashbench.extensions.compiled import compiled_kernels
@@ -43,7 +44,6 @@ from hashbench.extensions.compiled.kernel_list import KernelList
 from hashbench.extensions.compiled.observed import KernelWatcher
 from hashbench.extensions.compiled.program import Compilation, CompiledModel, compiling
 from hashbench.extensions.compiled.reference import Reference
-from hashbench.extensions.compiled.rounding import LIMIT
 from hashbench.extensions.compiled.varieties import Variety, further
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ The rule of blame:
 
 * A buffer is judged after its last writer in the call of the graph; what is written before (zeros that are added to)
   is no node's value.
-* Its error counts in units of what rounding explains (:mod:`hashbench.extensions.compiled.rounding`).
-* Beyond :data:`~hashbench.extensions.compiled.rounding.LIMIT`, its kernel is blamed, unless it did not read what had
+* Its error counts in units of what rounding explains (:mod:`hashbench.core.run.rounding`).
+* Beyond :data:`~hashbench.core.run.rounding.LIMIT`, its kernel is blamed, unless it did not read what had
   been left for it (by digest) and another call has since written over that memory: then that call is
   (:class:`LostInput`). :mod:`hashbench.extensions.compiled.memory` decides it.
 * What a graph returns must at its end still be what its last writer left.
@@ -25,6 +25,7 @@ import torch
 
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall, phase_of
 from hashbench.core.inductor.nodes import facts_of
+from hashbench.core.run.rounding import LIMIT, References, measure
 from hashbench.core.trace.digest import digest
 from hashbench.extensions.compiled.evaluate import (
     Evaluator,
@@ -45,7 +46,6 @@ from hashbench.extensions.compiled.memory import (
     lost_inputs,
     overwriter,
 )
-from hashbench.extensions.compiled.rounding import LIMIT, References, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class JudgedBuffer:
         source: ``file:line code``.
         phase: ``forward`` or ``backward``.
         ratio: error in units of what rounding explains, see
-            :class:`~hashbench.extensions.compiled.rounding.MeasuredError`.
+            :class:`~hashbench.core.run.rounding.MeasuredError`.
         own_ratio: the same of eager mode's own result; None if not needed.
         relative_error: largest error over the largest magnitude.
         nodes: number of FX nodes between recorded values and it.

@@ -20,7 +20,7 @@ from hashbench.core.diagnose.repro.call_arguments import bad
 from hashbench.core.diagnose.repro.call_file import payload
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import new_python
-from hashbench.extensions.compiled.rounding import LIMIT
+from hashbench.core.run.rounding import LIMIT
 
 _RATIO = re.compile(r"^largest ratio ([^,]+),", re.MULTILINE)
 """In what a script prints."""

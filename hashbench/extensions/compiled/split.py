@@ -11,6 +11,7 @@ import torch
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
 from hashbench.core.inductor.nodes import NodeFacts, facts_of
 from hashbench.core.run.distance import unit_roundoff, wide
+from hashbench.core.run.rounding import LIMIT
 from hashbench.extensions.compiled import lowered
 from hashbench.extensions.compiled.evaluate import (
     Evaluator,
@@ -20,7 +21,6 @@ from hashbench.extensions.compiled.evaluate import (
     recorded_inputs,
     subgraph_of,
 )
-from hashbench.extensions.compiled.rounding import LIMIT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

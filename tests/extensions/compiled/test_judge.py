@@ -16,13 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hashbench.core.inductor.graphs import BufferRead, BufferWrite, CompiledGraph, KernelCall
 from hashbench.core.inductor.internals import CapturedGraphs
+from hashbench.core.run.rounding import LIMIT
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.extensions.compiled.evaluate import NotEvaluated
 from hashbench.extensions.compiled.judge import JudgedBuffer, KernelJudge, KernelJudgement, content_digest, fitted
 from hashbench.extensions.compiled.memory import LostInput
 from hashbench.extensions.compiled.observed import KernelWatcher
 from hashbench.extensions.compiled.program import compiling
-from hashbench.extensions.compiled.rounding import LIMIT
 from tests.extensions.compiled.steps import show
 
 aten = torch.ops.aten

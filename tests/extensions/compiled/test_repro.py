@@ -15,8 +15,8 @@ import torch
 from hashbench import cli
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import Finished, new_python
+from hashbench.core.run.rounding import LIMIT
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, write_accuracy_repro
-from hashbench.extensions.compiled.rounding import LIMIT
 from tests.kernel_helpers import FakeKernel, Scatter, added, call_of, captured_kernel
 
 aten: Any = torch.ops.aten

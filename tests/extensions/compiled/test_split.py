@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hashbench.core.inductor.graphs import BufferWrite, CompiledGraph, KernelCall
-from hashbench.extensions.compiled.rounding import LIMIT
+from hashbench.core.run.rounding import LIMIT
 from hashbench.extensions.compiled.split import StageSplit, _explained
 from tests.extensions.compiled.steps import show
 

@@ -122,7 +122,7 @@ def test_what_a_passing_row_says_beside_its_status(row: Row, said: list[str]) ->
 
 
 def test_the_limit_is_that_of_the_judge() -> None:
-    from hashbench.extensions.compiled.rounding import LIMIT
+    from hashbench.core.run.rounding import LIMIT
 
     assert text.SUSPICIOUS == LIMIT
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from hashbench.extensions.compiled.rounding import LIMIT, NEAR, MeasuredError, measure, units_apart
+from hashbench.core.run.rounding import LIMIT, NEAR, MeasuredError, measure, units_apart
 
 nan, inf = math.nan, math.inf
 

@@ -1,0 +1,325 @@
+"""Record one run of one implementation as a graph of contents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hashbench.core.divergence.content import EXACT, FALLBACK, ContentGraph, ContentNode, Kind
+from hashbench.core.records import OpRecord, Trace
+from hashbench.core.trace.api import HashDebugTrace
+from hashbench.core.trace.arguments import tensors_in
+from hashbench.core.trace.callbacks import TraceCallback
+from hashbench.core.trace.digest import unobserved
+from hashbench.core.trace.op_schema import Pattern, plan_of
+from hashbench.core.trace.storage_writers import covers_storage, view_key
+from hashbench.extensions.implementations.pair.moments import additive_digest, measure
+from hashbench.extensions.implementations.pair.wide import WideMode
+
+OVERWRITES = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
+"""Ops that read nothing of the tensor that they write; in-place draws likewise."""
+
+COPIES = frozenset(
+    {
+        # Ops whose results hold elements of what they read and no others; views are found by their schema.
+        "aten._to_copy",
+        "aten._unsafe_view",
+        "aten._reshape_copy",
+        "aten.cat",
+        "aten.stack",
+        "aten.clone",
+        "aten.contiguous",
+        "aten.copy",
+        "aten.copy_",
+        "aten.constant_pad_nd",
+        "aten.embedding",
+        "aten.flip",
+        "aten.gather",
+        "aten.index",
+        "aten.index_put",
+        "aten.index_put_",
+        "aten.index_select",
+        "aten.lift_fresh",
+        "aten.masked_select",
+        "aten.new_zeros",
+        "aten.repeat",
+        "aten.roll",
+        "aten.select_scatter",
+        "aten.slice_backward",
+        "aten.select_backward",
+        "aten.slice_scatter",
+        "aten.take",
+        "aten.tril",
+        "aten.triu",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a node came from.
+
+    Attributes:
+        record: id of its record, or of the leaf.
+        index: of the output.
+        dtype, shape: as text, ``float32[2, 11]``.
+    """
+
+    record: str
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One run.
+
+    Attributes:
+        graph: what its ops left.
+        outputs: origin of each node.
+        trace: records of its ops.
+        results: compared values by name, on the CPU.
+        digests: additive digests by node; empty of a run in float64.
+        values: values of the nodes that were asked for.
+        fallbacks: calls of each op that was computed in a lower dtype.
+        seconds: how long it took.
+    """
+
+    graph: ContentGraph
+    outputs: Mapping[str, Output]
+    trace: Trace
+    results: Mapping[str, torch.Tensor]
+    digests: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def record_of(self, node: str) -> OpRecord | None:
+        """Return the record of a node; ``None`` of a leaf."""
+        wanted = self.outputs[node].record
+        return next((record for record in self.trace.records if record.id == wanted), None)
+
+
+class _Contents:
+    """What the views of one storage hold: nodes by view, and the nodes that wrote it."""
+
+    __slots__ = ("owner", "views", "writers")
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.views: dict[tuple[Any, ...], str] = {}
+        self.writers: list[str] = []
+
+
+class ContentRecorder(TraceCallback):
+    """Make a graph of contents of the ops under a trace."""
+
+    def __init__(self, wide: WideMode | None, *, keep: Container[str] = (), tick: Callable[[], None] | None = None):
+        self.nodes: dict[str, ContentNode] = {}
+        self.outputs: dict[str, Output] = {}
+        self.digests: dict[str, int] = {}
+        self.values: dict[str, torch.Tensor] = {}
+        self._wide, self._keep, self._tick = wide, keep, tick
+        self._largest: dict[str, float] = {}
+        self._reads: list[str] = []
+        self._token = object()
+        self._constants = 0
+
+    # ------------------------------------------------------------------------------------------------- leaves
+
+    def register(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
+        """Add a leaf before the run."""
+        contents = self._contents(tensor)
+        if contents is not None and view_key(tensor) in contents.views:
+            return  # tied
+        self._add(name, "", kind, tensor, (), copies=False)
+
+    # -------------------------------------------------------------------------------------------------- calls
+
+    def before(self, _node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Find what the call reads before it may write it."""
+        plan = plan_of(func)
+        overwritten: set[int] = set()
+        if plan.writes_arguments and (plan.seeded or plan.written_names or _without_overload(func) in OVERWRITES):
+            overwritten = {id(tensor) for tensor in plan.written_tensors(args, kwargs)}
+        tensors = [tensor for tensor in tensors_in([args, kwargs]) if id(tensor) not in overwritten]
+        self._reads = [self.read(tensor) for tensor in tensors]
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Add a node for each tensor that the call returned or wrote."""
+        plan = plan_of(func)
+        written = plan.written_tensors(args, kwargs)
+        known = {id(tensor) for tensor in written}
+        returned = [tensor for tensor in tensors_in(output) if id(tensor) not in known]
+        reads = tuple(dict.fromkeys(self._reads))
+        fresh = {id(tensor) for tensor in plan.written_by(args, kwargs, output)}
+        copies = plan.pattern is Pattern.VIEW or _without_overload(func) in COPIES
+        for index, tensor in enumerate([*returned, *written]):
+            is_view = id(tensor) not in fresh
+            name = f"{node}:{index}"
+            if not is_view:
+                self._forget_views(tensor, in_place=id(tensor) in known)
+            kind = Kind.RANDOM if plan.seeded and not is_view else self._kind(reads)
+            origin = Output(node, index, _text(tensor))
+            self._add(name, str(func), kind, tensor, reads, copies=copies or is_view, origin=origin)
+            contents = self._contents(tensor)
+            if contents is not None and not is_view:
+                contents.writers.append(name)
+            if plan.blank:
+                self.nodes[name] = replace(self.nodes[name], moments=None, rows=None, numel=0)
+        if self._tick is not None:
+            self._tick()
+
+    def read(self, tensor: torch.Tensor) -> str:
+        """Return the node of what a tensor holds now; a new one if only a part of what was written is read."""
+        contents = self._contents(tensor)
+        if contents is None:
+            return self._constant(tensor)
+        found = contents.views.get(view_key(tensor))
+        if found is not None:
+            return found
+        if not contents.writers:
+            return self._constant(tensor)
+        reads = tuple(contents.writers)
+        return self._add(f"part/{len(self.nodes)}", "", self._kind(reads), tensor, reads, copies=True)
+
+    # ------------------------------------------------------------------------------------------------- helpers
+
+    def _constant(self, tensor: torch.Tensor) -> str:
+        """Add a tensor that no recorded op wrote and nobody registered."""
+        self._constants += 1
+        return self._add(f"constant/{self._constants}", "", Kind.CONSTANT, tensor, (), copies=False)
+
+    def _contents(self, tensor: torch.Tensor) -> _Contents | None:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return None
+        found = getattr(storage, "_hashbench_contents", None)
+        if found is None or found.owner is not self._token:
+            found = _Contents(self._token)
+            storage._hashbench_contents = found  # type: ignore[attr-defined]
+        return found
+
+    def _forget_views(self, tensor: torch.Tensor, *, in_place: bool) -> None:
+        contents = self._contents(tensor)
+        if contents is None:
+            return
+        contents.views.clear()
+        if not in_place or covers_storage(tensor):
+            contents.writers.clear()
+
+    def _kind(self, reads: Iterable[str]) -> Kind:
+        computed = {Kind.INPUT, Kind.COMPUTED, Kind.RANDOM}
+        return Kind.COMPUTED if any(self.nodes[read].kind in computed for read in reads) else Kind.CONSTANT
+
+    def _add(
+        self,
+        name: str,
+        op: str,
+        kind: Kind,
+        tensor: torch.Tensor,
+        reads: tuple[str, ...],
+        *,
+        copies: bool,
+        origin: Output | None = None,
+    ) -> str:
+        tolerance = max([self.nodes[read].tolerance for read in reads], default=EXACT)
+        if self._wide is not None and self._wide.falls_back:
+            tolerance = FALLBACK
+        node = ContentNode(name, op, kind, None, reads, copies, tolerance, tensor.numel(), shape=tuple(tensor.shape))
+        if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
+            if self._wide is None:
+                self.digests[name] = additive_digest(tensor)
+            else:
+                operands = max((self._largest.get(read, 0.0) for read in reads), default=0.0)
+                data = kind in (Kind.INPUT, Kind.COMPUTED)
+                measured = measure(tensor, operands=0.0 if copies else operands, rows=data)
+                self._largest[name] = measured.largest
+                node = replace(node, moments=measured.moments, rows=measured.rows, ordered=measured.ordered)
+            if name in self._keep:
+                self.values[name] = tensor.detach().cpu().clone()
+        self.nodes[name] = node
+        self.outputs[name] = origin or Output(name, 0, _text(tensor))
+        contents = self._contents(tensor)
+        if contents is not None:
+            contents.views[view_key(tensor)] = name
+            if not op and not reads:
+                contents.writers.append(name)
+        return name
+
+
+def _without_overload(func: Any) -> str:
+    return str(func).rpartition(".")[0]
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def record_run(
+    run: Callable[[], Mapping[str, torch.Tensor]],
+    leaves: Iterable[tuple[Kind, str, torch.Tensor]],
+    *,
+    model: torch.nn.Module | None,
+    wide: bool,
+    keep: Container[str] = (),
+    tick: Callable[[], None] | None = None,
+) -> RecordedRun:
+    """Record a run.
+
+    Args:
+        run: runs the model and returns the results to compare, by name.
+        leaves: parameters, buffers and inputs.
+        model: whose modules name the ops.
+        wide: compute in float64, and keep moments; otherwise keep digests.
+        keep: ids of nodes whose values are kept.
+        tick: called after every op.
+    """
+    mode = WideMode() if wide else None
+    recorder = ContentRecorder(mode, keep=keep, tick=tick)
+    for kind, name, tensor in leaves:
+        recorder.register(kind, name, tensor)
+    started = time.perf_counter()
+    trace = HashDebugTrace(model=model, watcher=recorder, tracer="python", source_lines=True)
+    with ExitStack() as stack:
+        stack.enter_context(trace)
+        if mode is not None:
+            stack.enter_context(mode)
+        results = run()
+        with unobserved():
+            named = {name: recorder.read(tensor) for name, tensor in results.items()}
+    finished = trace.finish()
+    scalars = {record.id: record.arguments for record in finished.records}
+    nodes = {
+        name: replace(node, scalars=scalars.get(recorder.outputs[name].record, ""))
+        for name, node in recorder.nodes.items()
+    }
+    if not any(nodes[node].kind is Kind.COMPUTED for node in named.values()):
+        nodes = _as_data(nodes)
+    return RecordedRun(
+        ContentGraph(nodes, named),
+        recorder.outputs,
+        finished,
+        {name: tensor.detach().cpu() for name, tensor in results.items()},
+        recorder.digests,
+        recorder.values,
+        dict(mode.fallbacks) if mode is not None else {},
+        time.perf_counter() - started,
+    )
+
+
+def _as_data(nodes: Mapping[str, ContentNode]) -> dict[str, ContentNode]:
+    """Take constants for inputs, of a program that was given none."""
+    computed = {Kind.CONSTANT: Kind.COMPUTED}
+    return {
+        name: replace(node, kind=computed.get(node.kind, node.kind) if node.op else Kind.INPUT)
+        if node.kind is Kind.CONSTANT and not (node.op and not node.reads)
+        else node
+        for name, node in nodes.items()
+    }

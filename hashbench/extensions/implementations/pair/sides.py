@@ -1,0 +1,188 @@
+"""The two sides of a comparison: how each is built, in its own dtype and in float64, and run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hashbench.core.divergence.content import Kind
+from hashbench.core.run.rng import preserved_rng, reset_rng_state
+from hashbench.core.run.workload import call, clone_inputs
+from hashbench.core.trace.arguments import mapped, named_tensors
+from hashbench.extensions.implementations.pair.wide import WIDER, WideMode, default_dtype
+
+OUTPUT = "output"
+"""Name of a result that is one tensor."""
+
+GRADIENT = "gradient of "
+"""Begins the name of a parameter's gradient among the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two implementations.
+
+    Attributes:
+        make: builds a module, or any callable; called with the generators seeded.
+        inputs: returns a tuple of arguments, a dict of keyword arguments, or one tensor.
+        outputs: picks what is compared from the returned value: any nesting of tensors. Default: all of it.
+        loss: returns a scalar from the returned value; with it gradients are compared as well.
+    """
+
+    make: Callable[[], Any]
+    inputs: Callable[[], Any]
+    outputs: Callable[[Any], Any] | None = None
+    loss: Callable[[Any], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSide:
+    """A side that is ready to run. ``model`` is run, and may be changed by it.
+
+    ``widened`` are modules that a function calls: they are in float64 during a run.
+    """
+
+    side: Side
+    model: Any
+    inputs: Any
+    seed: int
+    widened: tuple[torch.nn.Module, ...] = ()
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The model, if it is a module."""
+        return self.model if isinstance(self.model, torch.nn.Module) else None
+
+    def leaves(self) -> Iterator[tuple[Kind, str, torch.Tensor]]:
+        """Yield inputs, parameters and buffers with their names."""
+        for name, tensor in named_tensors(self.inputs):
+            yield Kind.INPUT, f"input {name}" if name else "input", tensor
+        if self.module is not None:
+            for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+                yield Kind.WEIGHT, name, tensor
+
+    def run(self) -> dict[str, torch.Tensor]:
+        """Run it and return what is compared, by name: outputs, and with a loss that and the gradients of parameters.
+
+        Whatever the model raises is raised.
+        """
+        reset_rng_state(self.seed)
+        with _in_float64(self.widened), torch.set_grad_enabled(self.side.loss is not None):
+            returned = call(self.model, self.inputs)
+            picked = returned if self.side.outputs is None else self.side.outputs(returned)
+            results = {f"{OUTPUT}.{name}" if name else OUTPUT: tensor for name, tensor in named_tensors(picked)}
+            if self.side.loss is not None:
+                loss = self.side.loss(returned)
+                loss.backward()
+                results["loss"] = loss
+                results |= {f"{GRADIENT}{name}": tensor for name, tensor in self._gradients()}
+        return results
+
+    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.module is not None:
+            for name, parameter in self.module.named_parameters():
+                if parameter.grad is not None:
+                    yield name, parameter.grad
+
+
+def build(side: Side, seed: int) -> BuiltSide:
+    """Build a side in its own dtype."""
+    with preserved_rng():
+        return BuiltSide(side, _own(_made(side, seed)), _inputs(side, seed), seed)
+
+
+def build_wide(side: Side, seed: int) -> BuiltSide:
+    """Build a side in float64, with the weights that it has in its own dtype.
+
+    A module is built twice. Parameters and persistent buffers come from that in its own dtype; whatever else its
+    constructor computes, such as the frequencies of rotary embeddings, is computed in float64.
+    """
+    with preserved_rng():
+        made = _made(side, seed)
+        inputs = mapped(_inputs(side, seed), _wide)
+        if isinstance(made, torch.nn.Module):
+            return BuiltSide(side, _computed_wide(side, made, seed), inputs, seed)
+        return BuiltSide(side, made, inputs, seed, widened=tuple(_modules_in(made)))
+
+
+def _made(side: Side, seed: int) -> Any:
+    reset_rng_state(seed)
+    return side.make()
+
+
+def _inputs(side: Side, seed: int) -> Any:
+    reset_rng_state(seed)
+    return clone_inputs(side.inputs())
+
+
+def _own(model: Any) -> Any:
+    return copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
+
+
+def _computed_wide(side: Side, made: torch.nn.Module, seed: int) -> torch.nn.Module:
+    plain: torch.nn.Module = copy.deepcopy(made)._apply(_wide)
+    try:
+        with default_dtype(torch.float64), WideMode():
+            again = _made(side, seed)
+        if again is made or not isinstance(again, torch.nn.Module):
+            return plain
+        wide: torch.nn.Module = copy.deepcopy(again)._apply(_wide)
+        wide.load_state_dict(plain.state_dict())
+        return wide.train(made.training)
+    except Exception:  # it insists on a dtype, or has other weights then
+        return plain
+
+
+def _modules_in(function: Any, depth: int = 3) -> Iterator[torch.nn.Module]:
+    """Yield the modules that a function holds: its own object, what it closes over, arguments of a ``partial``."""
+    if isinstance(function, torch.nn.Module):
+        yield function
+    elif depth and callable(function):
+        cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell))
+        held = [getattr(function, "__self__", None), getattr(function, "func", None), *getattr(function, "args", ())]
+        for value in (*held, *cells):
+            if value is not None and value is not function:
+                yield from _modules_in(value, depth - 1)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that is not bound yet
+        return False
+
+
+@contextmanager
+def _in_float64(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Replace parameters and buffers of modules by ones in float64, and put them back."""
+    held = [(tensor, tensor.data) for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    try:
+        for tensor, data in held:
+            tensor.data = _wide(data)
+        yield
+    finally:
+        for tensor, data in held:
+            tensor.data = data
+
+
+def _wide(leaf: Any) -> Any:
+    return leaf.to(WIDER[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER else leaf
+
+
+def common_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the name in (a) of each output of (b), by name, or by order where their number is equal; and those of
+    either side that are not compared. Gradients are left out."""
+    ours, theirs = ([name for name in names if not name.startswith(GRADIENT)] for names in (a, b))
+    if not set(ours) & set(theirs) and len(ours) == len(theirs):
+        return dict(zip(theirs, ours, strict=True)), ()
+    if (set(ours) | set(theirs)) - {"loss"} and not (set(ours) & set(theirs)) - {"loss"}:
+        left = [name for name in ours if name != "loss"], [name for name in theirs if name != "loss"]
+        if len(left[0]) == len(left[1]):
+            return dict(zip(left[1], left[0], strict=True)) | ({"loss": "loss"} if "loss" in theirs else {}), ()
+    both = {name: name for name in theirs if name in ours}
+    return both, tuple(name for name in dict.fromkeys([*ours, *theirs]) if name not in both)
