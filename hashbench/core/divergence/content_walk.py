@@ -34,6 +34,8 @@ class _Side:
         order: place of each node in the order of calls.
         aligned: its nodes that are aligned.
         roots: of each aligned node: names of contents that both sides know.
+        kin: the same with the names of the tensors that it is a copy of, in part.
+        fills: constants that are made of nothing and hold one round number.
         integral: nodes that hold integers only.
         beside: unaligned arithmetic on integers that follows from integers alone, such as that of a mask.
     """
@@ -42,6 +44,8 @@ class _Side:
     order: Mapping[str, int]
     aligned: frozenset[str]
     roots: Mapping[str, frozenset[str]]
+    kin: Mapping[str, frozenset[str]]
+    fills: frozenset[str]
     integral: frozenset[str]
     beside: frozenset[str]
 
@@ -61,14 +65,15 @@ class _Side:
 
     def rim(self, node: str) -> frozenset[str]:
         """Return the names of the contents of the aligned data that a node read."""
-        return self._named(self.data(node))
+        return frozenset(name for read in self.data(node) for name in self.roots.get(read, ()))
+
+    def near(self, node: str) -> frozenset[str]:
+        """Return the names of these contents and of what they are copies of."""
+        return frozenset(name for read in self.data(node) for name in self.kin.get(read, ()))
 
     def known(self, node: str) -> frozenset[str]:
         """Return the names of all aligned contents that a node read, those of weights too."""
-        return self._named(self.reads(node))
-
-    def _named(self, reads: Iterable[str]) -> frozenset[str]:
-        return frozenset(name for read in reads for name in self.roots.get(read, ()))
+        return frozenset(name for read in self.reads(node) for name in self.roots.get(read, ()))
 
     def back(self, results: Iterable[str]) -> Slice[str]:
         """Walk back from results that differ, through what is not aligned."""
@@ -76,8 +81,9 @@ class _Side:
 
     def origins(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Return the earliest nodes that are not aligned among those from which ``nodes`` follow."""
-        walked = backward_slice(nodes, self.reads, lambda node: node not in self.aligned)
-        return self.sorted(walked.frontier)
+        nodes = tuple(nodes)
+        walked = backward_slice(nodes, self.reads, lambda node: node not in self.aligned and node not in self.fills)
+        return self.sorted(walked.frontier) or self.sorted(nodes)
 
     def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Return nodes in order of calls."""
@@ -153,14 +159,19 @@ class _Walk:
         mates: dict[str, str] = {}
         free = list(self._frontier(self._a, self._back_a))
         for b in self._frontier(self._b, self._back_b):
-            same = [a for a in free if self._a.op(a) == self._b.op(b) and self._a.rim(a) & self._b.rim(b)]
+            same = [a for a in free if self._a.op(a) == self._b.op(b) and self._a.near(a) & self._b.near(b)]
             if same:
-                known, scalars = self._b.known(b), self._b.graph.nodes[b].scalars
-                mates[b] = max(
-                    same, key=lambda a: (len(self._a.known(a) & known), self._a.graph.nodes[a].scalars == scalars)
-                )
+                mates[b] = max(same, key=lambda a: self._likeness(a, b))
                 free.remove(mates[b])
         return mates
+
+    def _likeness(self, a: str, b: str) -> tuple[int, int, bool]:
+        """Return a key that is larger the more two ops read the same."""
+        return (
+            len(self._a.rim(a) & self._b.rim(b)),
+            len(self._a.known(a) & self._b.known(b)),
+            self._a.graph.nodes[a].scalars == self._b.graph.nodes[b].scalars,
+        )
 
     def _groups(self, mates: Mapping[str, str]) -> list[tuple[str, ...]]:
         """Join earliest ops that read the same constants, or the same data unless each has its own mate."""
@@ -196,26 +207,47 @@ class _Walk:
         """Return the ops of the first run that do what the group does, in order; empty if there are none."""
         if group[0] in mates:
             return tuple(dict.fromkeys(mates[node] for node in group if node in mates))
-        rim = frozenset[str]().union(*(self._b.rim(node) for node in group))
+        near = frozenset[str]().union(*(self._b.near(node) for node in group))
         free = [node for node in self._frontier(self._a, self._back_a) if node not in mates.values()]
-        if near := tuple(node for node in free if self._a.rim(node) & rim):
-            return near
+        if reading := tuple(node for node in free if self._a.near(node) & near):
+            return reading
         op = self._b.op(group[0])
-        unaligned = self._a.sorted(self._back_a.reached)
-        readers = [node for node in unaligned if self._a.op(node) == op and self._a.known(node) & rim]
+        same = [node.id for node in self._a.graph if node.op == op and self._a.near(node.id) & near]
+        readers = [node for node in same if node not in self._a.aligned] or same
         named = [node for node in free if self._a.op(node) == op]
-        return tuple((readers or named or ())[:1])
+        return tuple([max(readers, key=lambda a: self._likeness(a, group[0]))] if readers else named[:1])
 
     def _regions(self, firsts_a: tuple[str, ...], firsts_b: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the ops from the first ones to where both runs do the same again: one op on one weight or datum."""
         a = self._a.region(firsts_a, self._back_a.reached)
         b = self._b.region(firsts_b, self._back_b.reached)
+        if not a or not b:
+            return a[:_REGION], b[:_REGION]
+        if skipped := self._skipped(self._a, a, self._b, b[0]):
+            return a[:skipped], b[:1]
+        if skipped := self._skipped(self._b, b, self._a, a[0]):
+            return a[:1], b[:skipped]
         for i, node in enumerate(b[1:], 1):
             known, op = self._b.known(node), self._b.op(node)
             for j, other in enumerate(a[1:], 1):
                 if self._a.op(other) == op and self._a.known(other) & known:
                     return a[:j][:_REGION], b[:i][:_REGION]
         return a[:_REGION], b[:_REGION]
+
+    def _skipped(self, side: _Side, region: Sequence[str], other: _Side, first: str) -> int:
+        """Return how many ops of a region the other side leaves out, if it begins with the op that follows them."""
+        op, scalars = other.op(first), other.graph.nodes[first].scalars
+        for index, node in enumerate(region[1:], 1):
+            if side.op(node) == op and (
+                side.rim(node) & other.rim(first)
+                or (
+                    index == 1
+                    and side.graph.nodes[node].scalars == scalars
+                    and other.near(first) <= side.near(region[0])
+                )
+            ):
+                return index
+        return 0
 
     def _agree(self, firsts_a: Sequence[str], firsts_b: Sequence[str]) -> tuple[tuple[str, str], ...]:
         """Pair what the first ops of both runs read."""
@@ -254,32 +286,53 @@ class _Walk:
 
 def _sides(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[_Side, _Side]:
     names = _names(a)
-    matched = {names.get(node, node) for partners in alignment.partners.values() for node in partners}
-    own_a = {node: frozenset({names.get(node, node)}) for node in alignment.covered if names.get(node, node) in matched}
     own_b = {
         node: frozenset(names.get(partner, partner) for partner in partners)
         for node, partners in alignment.partners.items()
         if partners
     }
-    return _side(a, alignment.covered, own_a), _side(b, frozenset(alignment.partners), own_b)
+    matched = frozenset[str]().union(*own_b.values())
+    own_a = {node: frozenset({names.get(node, node)}) for node in alignment.covered if names.get(node, node) in matched}
+    fused_b = {node for node, partners in alignment.partners.items() if len(partners) > 1}
+    parts = {node: partners[0] for node, partners in alignment.partners.items() if len(partners) == 1}
+    fused_a = {names.get(a_, a_) for b_, a_ in parts.items() if not _whole(a.nodes[a_], b.nodes[b_])}
+    fused_a = {node for node in own_a if names.get(node, node) in fused_a}
+    return (
+        _side(a, alignment.covered, own_a, frozenset(fused_a)),
+        _side(b, frozenset(alignment.partners), own_b, frozenset(fused_b)),
+    )
 
 
-def _side(graph: ContentGraph, aligned: frozenset[str], own: Mapping[str, frozenset[str]]) -> _Side:
+def _whole(a: ContentNode, b: ContentNode) -> bool:
+    return bool(a.moments and b.moments and a.moments.agree(b.moments, max(a.tolerance, b.tolerance)))
+
+
+def _side(
+    graph: ContentGraph, aligned: frozenset[str], own: Mapping[str, frozenset[str]], fused: frozenset[str]
+) -> _Side:
     with_moments = [node for node in graph if node.moments is not None]
-    integral = frozenset(
-        node.id for node, yes in zip(with_moments, contents_of(with_moments).integral, strict=True) if yes
+    contents = contents_of(with_moments)
+    integral = frozenset(node.id for node, yes in zip(with_moments, contents.integral, strict=True) if yes)
+    fills = frozenset(
+        node.id
+        for node, weak in zip(with_moments, contents.weak, strict=True)
+        if weak and node.kind is Kind.CONSTANT and not node.reads
     )
     roots: dict[str, frozenset[str]] = {}
+    kin: dict[str, frozenset[str]] = {}
     beside: set[str] = set()
     for node in graph:
         data = [read for read in node.reads if read in graph.nodes and graph.nodes[read].kind in DATA]
         if node.id in aligned:
             read = data or node.reads
             roots[node.id] = own.get(node.id) or frozenset(name for one in read for name in roots.get(one, ()))
+            kin[node.id] = frozenset() if node.id in fused else roots[node.id]
+            if node.copies:
+                kin[node.id] |= frozenset(name for one in read for name in kin.get(one, ()))
         elif node.kind is not Kind.RANDOM and {node.id, *data} <= integral and {*data} <= aligned | beside:
             beside.add(node.id)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    return _Side(graph, order, aligned, roots, integral, frozenset(beside))
+    return _Side(graph, order, aligned, roots, kin, fills, integral, frozenset(beside))
 
 
 def _names(graph: ContentGraph) -> dict[str, str]:
