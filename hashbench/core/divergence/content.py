@@ -120,12 +120,21 @@ class ContentAlignment:
 
     Attributes:
         partners: of each aligned node of the second run: nodes of the first that hold the same, several where the
-            second is made of parts of the first; empty where it only copies aligned nodes.
+            second is made of parts of the first; empty where it only copies aligned nodes, and of those below.
         covered: nodes of the first run whose content the second has too, or that only copy such nodes.
+        part_of: of nodes of the second run that are a part of a fused tensor: that node of the first.
+        rows: of nodes of the second run that correspond by rows alone: a node of the first that has their rows, or
+            nodes whose rows they have.
     """
 
     partners: Mapping[str, tuple[str, ...]]
     covered: frozenset[str]
+    part_of: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def counterparts(self, node: str) -> tuple[str, ...]:
+        """Return the nodes of the first run that hold what a node of the second holds, whole or in part."""
+        return self.partners.get(node) or ((self.part_of[node],) if node in self.part_of else self.rows.get(node, ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,83 +6,17 @@ All of it is found by sorting moments, not by comparing all with all; what is su
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from hashbench.core.divergence.content import ContentAlignment, ContentGraph, ContentNode, Kind, Moments
-
-DATA = frozenset({Kind.INPUT, Kind.COMPUTED, Kind.RANDOM})
-"""Kinds of nodes through which a difference is followed; constants and weights are named beside them."""
+from hashbench.core.divergence.content import ContentAlignment, ContentGraph
+from hashbench.core.divergence.content_follow import Following
+from hashbench.core.divergence.content_rows import rows_shared
+from hashbench.core.divergence.content_sums import DATA, Ints, contents_of, first_alike, matches
 
 _PARTS = 8
 _STRIDES = 4
 _NEAR = 8
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    """Moments of many tensors, or of sums of tensors: ``sums`` and ``sizes`` are ``[n, 4]``."""
-
-    sums: Floats
-    sizes: Floats
-    special: Ints
-    tolerance: Floats
-
-    def __getitem__(self, kept: npt.NDArray[np.generic]) -> _Contents:
-        return _Contents(self.sums[kept], self.sizes[kept], self.special[kept], self.tolerance[kept])
-
-    def added(self, members: Ints) -> _Contents:
-        """Return the contents of groups of tensors, ``[groups, size]``."""
-        return _Contents(
-            self.sums[members].sum(1),
-            self.sizes[members].sum(1),
-            self.special[members].sum(1),
-            self.tolerance[members].max(1),
-        )
-
-    @property
-    def zero(self) -> npt.NDArray[np.bool_]:
-        """Which hold nothing but zeros, what counts in ``special`` aside."""
-        return np.asarray((np.abs(self.sums) <= self.tolerance[:, None] * self.sizes).all(1))
-
-    @property
-    def integral(self) -> npt.NDArray[np.bool_]:
-        """Which hold integers only: their powers sum up to integers."""
-        powers = self.sums[:, :3]
-        return np.asarray(((powers == np.round(powers)) & (np.abs(powers) < 2.0**53)).all(1))
-
-    @property
-    def weak(self) -> npt.NDArray[np.bool_]:
-        """Which are equal by chance: zeros, and those of which all elements but zeros are one round number.
-
-        All are one number if the sums of ``x`` and ``x**3`` multiply to the square of that of ``x**2``.
-        """
-        first, second, third = self.sums[:, 0], self.sums[:, 1], self.sums[:, 2]
-        one = np.abs(first * third - second**2) <= 1e-9 * second**2
-        value = 64 * np.divide(second, first, out=np.zeros_like(first), where=first != 0)
-        return np.asarray(self.zero | (one & (np.abs(value - np.round(value)) <= 1e-9 * np.abs(value))))
-
-
-def contents_of(nodes: Sequence[ContentNode]) -> _Contents:
-    """Return the moments of nodes that have some, in their order."""
-    moments = [node.moments for node in nodes]
-    return _Contents(
-        np.array([m.sums for m in moments if m], np.float64).reshape(-1, 4),
-        np.array([m.sizes for m in moments if m], np.float64).reshape(-1, 4),
-        np.array([m.special for m in moments if m], np.int64),
-        np.array([node.tolerance for node in nodes if node.moments], np.float64),
-    )
-
-
-def data_reads(graph: ContentGraph, node: ContentNode) -> tuple[str, ...]:
-    """Return what a node read that depends on inputs or draws; if none does, all that it read."""
-    reads = tuple(dict.fromkeys(read for read in node.reads if read in graph.nodes))
-    return tuple(read for read in reads if graph.nodes[read].kind in DATA) or reads
 
 
 def align_contents(a: ContentGraph, b: ContentGraph) -> ContentAlignment:
@@ -99,7 +33,7 @@ def align_contents(a: ContentGraph, b: ContentGraph) -> ContentAlignment:
 
 
 class _Aligner:
-    """Fill ``found``: of each side the nodes that are aligned, with their partners."""
+    """Fill ``found``: of each side the nodes that are aligned; those of the second with their partners."""
 
     def __init__(self, a: ContentGraph, b: ContentGraph) -> None:
         self._graphs = (a, b)
@@ -107,17 +41,27 @@ class _Aligner:
         self._contents = tuple(contents_of(nodes) for nodes in self._nodes)
         self._weak = tuple(contents.weak for contents in self._contents)
         self.found: tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = ({}, {})
+        self.part_of: dict[str, str] = {}
+        self.rows: dict[str, tuple[str, ...]] = {}
 
     def alignment(self) -> ContentAlignment:
         self._whole()
         self._sums(0)
         self._sums(1)
-        for side in (0, 1):
-            self._copies(side)
-        return ContentAlignment(self.found[1], frozenset(self.found[0]))
+        self._by_rows()
+        following = Following(self._graphs, self.found, self.part_of, self.rows)
+        following.copies(0)
+        following.copies(1)
+        following.copies(0)
+        return ContentAlignment(self.found[1], frozenset(self.found[0]), self.part_of, self.rows)
 
     def _strong(self, side: int) -> Ints:
         return np.flatnonzero(~self._weak[side])
+
+    def _left(self, side: int) -> list[int]:
+        """Return strong nodes of floating point numbers that are not aligned."""
+        integral, nodes, found = self._contents[side].integral, self._nodes[side], self.found[side]
+        return [k for k in self._strong(side).tolist() if nodes[k].id not in found and not integral[k]]
 
     def _whole(self) -> None:
         kept = self._strong(0), self._strong(1)
@@ -125,7 +69,7 @@ class _Aligner:
         candidates: dict[int, list[int]] = {}
         for i, j in zip(kept[0][pairs[0]].tolist(), kept[1][pairs[1]].tolist(), strict=True):
             candidates.setdefault(j, []).append(i)
-            self.found[0].setdefault(self._nodes[0][i].id, (self._nodes[1][j].id,))
+            self.found[0][self._nodes[0][i].id] = ()
         for j, same in candidates.items():
             self.found[1][self._nodes[1][j].id] = (self._nodes[0][self._nearest(same, j)].id,)
 
@@ -142,86 +86,39 @@ class _Aligner:
     def _sums(self, side: int) -> None:
         """Find nodes of ``side`` that are the sums of nodes of the other."""
         other = 1 - side
-        nodes, contents = self._nodes[side], self._contents[side]
-        left = np.array([k for k in self._strong(side) if nodes[k].id not in self.found[side]], np.int64)
-        left = left[~contents.integral[left]]
+        nodes, left = self._nodes[side], np.array(self._left(side), np.int64)
         if not len(left):
             return
         usable = ~self._weak[other] & ~self._contents[other].integral
         for members in groups_of(
             [node.op if ok else None for node, ok in zip(self._nodes[other], usable, strict=True)]
         ):
-            of, which = matches(contents[left], self._contents[other].added(members))
+            of, which = matches(self._contents[side][left], self._contents[other].added(members))
             for k, group in zip(left[of].tolist(), members[which].tolist(), strict=True):
                 self._fuse(side, nodes[k].id, tuple(self._nodes[other][part].id for part in group))
 
     def _fuse(self, side: int, whole: str, parts: tuple[str, ...]) -> None:
         if whole in self.found[side]:
             return
-        self.found[side][whole] = parts
+        self.found[side][whole] = parts if side else ()
         for part in parts:
-            self.found[1 - side].setdefault(part, (whole,))
+            if part not in self.found[1 - side]:
+                self.found[1 - side][part] = ()
+                if not side:
+                    self.part_of[part] = whole
 
-    def _copies(self, side: int) -> None:
-        """Align what follows from its reads alone, in order of calls."""
-        graph, found = self._graphs[side], self.found[side]
-        weak, other = self._chances(side), set(self._chances(1 - side).values())
-        values = {chance.value for chance in other} | {_NOTHING}
-        for node in graph:
-            if node.id in found:
-                continue
-            settled = all(read in found for read in node.reads if read in graph.nodes)
-            chance = weak.get(node.id)
-            follows = (
-                settled and bool(node.reads) and (node.moments is None or (node.copies and _holds_all(graph, node)))
-            )
-            if chance is not None:
-                follows |= (settled and chance in other) if chance.data else chance.value in values
-            if follows:
-                found[node.id] = ()
-
-    def _chances(self, side: int) -> dict[str, _Chance]:
-        zero, contents = self._contents[side].zero, self._contents[side]
-        chances = {}
-        for k in np.flatnonzero(self._weak[side]).tolist():
-            node, powers = self._nodes[side][k], contents.sums[k, :3].tolist()
-            sums = (0.0, 0.0, 0.0) if zero[k] else tuple(float(f"{x:.9g}") for x in powers)
-            chances[node.id] = _Chance(node.op, node.kind in DATA, (*sums, int(contents.special[k])))
-        return chances
-
-
-def _holds_all(graph: ContentGraph, node: ContentNode) -> bool:
-    """Return whether nothing was chosen or set to zero where that may be the mistake.
-
-    Of data a slice counts as a copy, not what is as large as its origin and holds something else (``triu``). Of
-    constants nothing counts but what holds all elements as often (``cat``, ``expand``).
-    """
-    reads = [graph.nodes[read] for read in data_reads(graph, node)]
-    if any(read.moments is None for read in (*reads, node)):
-        return True
-    total = sum(read.numel for read in reads)
-    if node.kind in DATA and (total != node.numel or len(reads) != 1):
-        return True
-    times = max(1, node.numel // max(total, 1))
-    whole = sum((read.moments for read in reads if read.moments), _NO_MOMENTS)
-    scaled = Moments(tuple(times * x for x in whole.sums), tuple(times * x for x in whole.sizes), times * whole.special)  # type: ignore[arg-type]
-    assert node.moments is not None
-    return node.moments.agree(scaled, node.tolerance) or node.moments.agree(whole, node.tolerance)
-
-
-_NO_MOMENTS = Moments((0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chance:
-    """What a weak node must have in common with one of the other side; a constant only the value."""
-
-    op: str
-    data: bool
-    value: tuple[float, ...]
-
-
-_NOTHING = (0.0, 0.0, 0.0, 0)
+    def _by_rows(self) -> None:
+        """Find nodes that correspond by rows: those that are left, to these and to one of each other content."""
+        both = [], []  # type: tuple[list[ContentNode], list[ContentNode]]
+        for side, kept in enumerate(both):
+            left = set(self._left(side))
+            first = first_alike(self._contents[side])
+            for k in self._strong(side).tolist():
+                node = self._nodes[side][k]
+                if node.rows is not None and node.kind in DATA and (k in left or first[k] == k):
+                    kept.append(node)
+        self.rows.update(rows_shared(self._graphs, both, self.found))
+        self.found[1].update(dict.fromkeys(self.rows, ()))
 
 
 def groups_of(ops: Sequence[str | None]) -> list[Ints]:
@@ -250,43 +147,3 @@ def _offsets() -> list[tuple[int, ...]]:
     found += [(0, i) for i in near]
     found += [(0, i, j) for i in near for j in near if i < j]
     return list(dict.fromkeys(found))
-
-
-def matches(left: _Contents, right: _Contents) -> tuple[Ints, Ints]:
-    """Return the indices of all pairs whose moments agree, as :meth:`~.content.Moments.agree` has it.
-
-    Sorted by the sum of squares; tensors of similar size together, so that a large one widens no other's window.
-    """
-    pairs: list[tuple[Ints, Ints]] = []
-    scale = np.floor(np.log2(np.maximum(left.sizes[:, 1], 1e-300)) / 8)
-    for value in np.unique(scale):
-        some = np.flatnonzero(scale == value)
-        some = some[np.argsort(left.sums[some, 1])]
-        keys = left.sums[some, 1]
-        tolerance = np.maximum(right.tolerance, left.tolerance[some].max())
-        reach = tolerance * (right.sizes[:, 1] + left.sizes[some, 1].max()) * (1 + 1e-12)
-        low = np.searchsorted(keys, right.sums[:, 1] - reach, "left")
-        high = np.searchsorted(keys, right.sums[:, 1] + reach, "right")
-        for block in _blocks(high - low):
-            count = (high - low)[block]
-            j = np.repeat(np.arange(len(right.special))[block], count)
-            within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            i = some[np.repeat(low[block], count) + within]
-            agree = left.special[i] == right.special[j]
-            limit = np.maximum(left.tolerance[i], right.tolerance[j])[:, None] * (left.sizes[i] + right.sizes[j])
-            agree &= (np.abs(left.sums[i] - right.sums[j]) <= limit).all(1)
-            pairs.append((i[agree], j[agree]))
-    empty = np.zeros(0, np.int64)
-    return np.concatenate([empty, *(i for i, _ in pairs)]), np.concatenate([empty, *(j for _, j in pairs)])
-
-
-def _blocks(counts: Ints, limit: int = 1 << 20) -> list[slice]:
-    """Cut counts into slices that sum up to about the limit."""
-    ends = np.cumsum(counts)
-    blocks, start = [], 0
-    while start < len(counts):
-        before = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + limit, "right")))
-        blocks.append(slice(start, end))
-        start = end
-    return blocks

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hashbench.core.divergence.content import ContentAlignment, ContentGraph, ContentNode, Kind, Parting
-from hashbench.core.divergence.content_align import DATA, contents_of, matches
+from hashbench.core.divergence.content import ContentAlignment, ContentGraph, Kind, Parting
+from hashbench.core.divergence.content_sums import DATA, contents_of, first_alike
 from hashbench.core.divergence.slice import Slice, backward_slice
 
 _REGION = 12
@@ -57,7 +57,9 @@ class _Side:
         """Return the reads through which a difference is followed: floating point data if there are any."""
         data = tuple(read for read in self.reads(node) if self.graph.nodes[read].kind in DATA)
         followed = tuple(read for read in data if read not in self.beside)
-        return followed if any(read not in self.integral for read in followed) else data
+        if any(read not in self.integral for read in followed):
+            return followed
+        return tuple(read for read in data if read not in self.beside or self.graph.nodes[read].reads)
 
     def differing(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Return what these nodes read and what is not aligned."""
@@ -107,7 +109,7 @@ class _Side:
 
 class _Walk:
     def __init__(self, a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> None:
-        self._partners = alignment.partners
+        self._alignment = alignment
         self._a, self._b = _sides(a, b, alignment)
         self._differ = [name for name in dict.fromkeys([*b.results, *a.results]) if not self._agrees(name)]
         self._back_a, self._back_b = self._back(self._a), self._back(self._b)
@@ -119,8 +121,14 @@ class _Walk:
 
     def partings(self) -> tuple[Parting, ...]:
         mates = self._mates()
-        found = [self._parting(group, mates) for group in self._groups(mates)]
-        found.sort(key=self._importance)
+        merged: dict[object, Parting] = {}
+        for group in self._groups(mates):
+            parting = self._parting(group, mates)
+            same = tuple(self._b.op(node) for node in parting.b), parting.a or group
+            earlier = merged.get(same)
+            names = dict.fromkeys((*(earlier.results if earlier else ()), *parting.results))
+            merged[same] = replace(earlier or parting, results=tuple(names))
+        found = sorted(merged.values(), key=self._importance)
         explained = {name for parting in found for name in parting.results}
         return (*found, *(self._unexplained(name) for name in self._differ if name not in explained))
 
@@ -256,9 +264,8 @@ class _Walk:
         for read in dict.fromkeys(read for node in firsts_b for read in self._b.reads(node)):
             if roots := self._b.roots.get(read):
                 same = next((other for other in given if self._a.roots.get(other, frozenset()) & roots), None)
-                partners = self._partners.get(read)
-                if same or partners:
-                    pairs[same or partners[0], read] = None  # type: ignore[index]
+                others = [same] if same else self._alignment.counterparts(read)
+                pairs.update(dict.fromkeys((other, read) for other in others[:1]))
         return tuple(pairs)
 
     def _importance(self, parting: Parting) -> tuple[bool, bool, int, bool, int]:
@@ -279,7 +286,7 @@ class _Walk:
         a, b = self._a.graph.results.get(name), self._b.graph.results.get(name)
         if firsts and (b is None or b in self._b.aligned):
             return Parting(self._a.region(firsts, self._back_a.reached)[:_REGION], (), (), results=(name,))
-        if a in self._a.aligned and b and self._partners.get(b):
+        if a in self._a.aligned and b and self._alignment.partners.get(b):
             return Parting((a,), (b,), (), results=(name,))
         return Parting((), (), (), results=(name,))
 
@@ -287,24 +294,19 @@ class _Walk:
 def _sides(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[_Side, _Side]:
     names = _names(a)
     own_b = {
-        node: frozenset(names.get(partner, partner) for partner in partners)
-        for node, partners in alignment.partners.items()
-        if partners
+        node: frozenset(names.get(other, other) for other in counterparts)
+        for node in alignment.partners
+        if (counterparts := alignment.counterparts(node))
     }
     matched = frozenset[str]().union(*own_b.values())
     own_a = {node: frozenset({names.get(node, node)}) for node in alignment.covered if names.get(node, node) in matched}
-    fused_b = {node for node, partners in alignment.partners.items() if len(partners) > 1}
-    parts = {node: partners[0] for node, partners in alignment.partners.items() if len(partners) == 1}
-    fused_a = {names.get(a_, a_) for b_, a_ in parts.items() if not _whole(a.nodes[a_], b.nodes[b_])}
-    fused_a = {node for node in own_a if names.get(node, node) in fused_a}
+    fused_b = frozenset(node for node, partners in alignment.partners.items() if len(partners) > 1)
+    wholes = {names.get(whole, whole) for whole in alignment.part_of.values()}
+    fused_a = frozenset(node for node in own_a if names.get(node, node) in wholes)
     return (
-        _side(a, alignment.covered, own_a, frozenset(fused_a)),
-        _side(b, frozenset(alignment.partners), own_b, frozenset(fused_b)),
+        _side(a, alignment.covered, own_a, fused_a),
+        _side(b, frozenset(alignment.partners), own_b, fused_b),
     )
-
-
-def _whole(a: ContentNode, b: ContentNode) -> bool:
-    return bool(a.moments and b.moments and a.moments.agree(b.moments, max(a.tolerance, b.tolerance)))
 
 
 def _side(
@@ -337,11 +339,5 @@ def _side(
 
 def _names(graph: ContentGraph) -> dict[str, str]:
     """Return for each node the first node that holds the same."""
-    nodes: list[ContentNode] = [node for node in graph if node.moments is not None]
-    contents = contents_of(nodes)
-    strong = (~contents.weak).nonzero()[0]
-    names: dict[str, str] = {}
-    pairs = zip(*(strong[side].tolist() for side in matches(contents[strong], contents[strong])), strict=True)
-    for i, j in sorted(pairs):
-        names.setdefault(nodes[j].id, nodes[i].id)
-    return names
+    nodes = [node for node in graph if node.moments is not None]
+    return {node.id: nodes[k].id for node, k in zip(nodes, first_alike(contents_of(nodes)), strict=True)}
