@@ -26,12 +26,14 @@ from hashbench.core.finding import Finding, as_json
 from hashbench.core.results.rows import ROWS
 from hashbench.extensions.fingerprint import document as fingerprints
 from hashbench.extensions.fingerprint import measure
+from hashbench.extensions.implementations.pair.finding import finding_of as of_implementations
 from hashbench.extensions.ranks.notes import Repro
 from hashbench.extensions.ranks.replicas import check_replicas
 from hashbench.extensions.ranks.text import check_finding, diff_finding
 from hashbench.extensions.watch import resume
 from hashbench.extensions.watch.text import finding_of as of_loops
 from tests.core.divergence.rank_runs import judge_ranks, rank_traces
+from tests.extensions.implementations.pair.verdicts import VERDICTS
 from tests.extensions.ranks import rank_traces as recorded_ranks
 from tests.extensions.ranks.rank_texts import CHECKS, DIFFS
 from tests.extensions.watch.watch_texts import LOOPS, RESUMES
@@ -69,6 +71,7 @@ CALLS: Mapping[str, str] = {
     "another model": "numeric numeric/other_weight.py --inference --iterations 1 --trace --json",
     "two checkpoints": "numeric --weights hub.safetensors engine.safetensors --json",
     "the same checkpoint": "numeric --weights hub.safetensors hub.safetensors --json",
+    "two implementations": "numeric numeric/pair.py --json",
     "two checks of a pipeline": "pipeline compare checks/base checks/transform --json",
     "recorded kernels": "fingerprint verify base.json --json",
     "recorded kernels of another machine": "fingerprint verify changed.json --json",
@@ -191,6 +194,7 @@ def documents() -> Iterator[dict[str, Any]]:
         ("ranks run", _of_ranks_run()),
         ("ranks check", [check_finding(check_replicas(rank_traces(lines))) for lines in CHECKS.values()]),
         ("watch diff", [of_loops(loops) for loops in LOOPS.values()]),
+        ("numeric", map(of_implementations, VERDICTS.values())),
         ("watch resume", [resume.finding_of(verdict) for verdict in RESUMES.values()]),
     ):
         yield from (json.loads(as_json(finding, command=f"hashbench {command}")) for finding in findings)
@@ -209,7 +213,9 @@ def _of_ranks_run() -> Iterator[Finding]:
 OF_ALL = ("schema", "command", "headline", "equal", "differs", "facts", "notes", "next", "table", "parts")
 """Names of every verdict."""
 
-_MAPS = frozenset({"counts", "agreed", "benign", "settings", "environment", "not_run", "left_out", "kwargs"})
+_MAPS = frozenset(
+    {"counts", "agreed", "benign", "settings", "environment", "not_run", "left_out", "kwargs", "fallbacks", "seconds"}
+)
 """Names of objects whose names are data."""
 
 _ANYTHING = frozenset({"args", "kwargs"})

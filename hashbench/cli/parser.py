@@ -290,6 +290,15 @@ RULES: tuple[Requires | Excludes, ...] = (
     Excludes("--weights", "--stages"),
     Excludes("--weights", "--ignore"),
     Excludes("--weights", "--trace"),
+    Excludes("--weights", "--same-function"),
+    Excludes("--same-function", "--iterations"),
+    Excludes("--same-function", "--precision"),
+    Excludes("--same-function", "--rtol"),
+    Excludes("--same-function", "--atol"),
+    Excludes("--same-function", "--stages"),
+    Excludes("--same-function", "--ignore"),
+    Excludes("--same-function", "--deterministic"),
+    Excludes("--same-function", "--tracer"),
 )
 """Flags that require or exclude each other, in every command that has both. Alternatives of one setting (``--training |
 --inference``, dtypes) are groups of :meth:`OneLineParser.exclusive`, which the usage shows as such."""

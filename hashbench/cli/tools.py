@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import flags
 from hashbench.cli.flags import made_of, say
-from hashbench.cli.parser import EXIT_INTERRUPTED, Commands
+from hashbench.cli.parser import EXIT_INTERRUPTED, RULES, Commands, Condition, OneLineParser
 from hashbench.core import extensions
 from hashbench.core.errors import HashbenchError
 from hashbench.core.records import DETERMINISTIC
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hashbench.core.finding import Finding
     from hashbench.core.records import HarnessRow
     from hashbench.core.report.audits import AuditKind
+    from hashbench.core.suites.user_file import UserFile
     from hashbench.integrations.dynamo.session import Session
     from hashbench.tools.audit.audit_table import AuditRow
 
@@ -273,12 +275,14 @@ def _pipeline_compare(parsed: argparse.Namespace) -> int:
 
 
 def _add_numeric(commands: Commands) -> None:
-    numeric = commands.add_parser("numeric", help="Compare a model before and after a transformation.")
+    numeric = commands.add_parser(
+        "numeric", help="Compare a model before and after a transformation, or two implementations."
+    )
     what = numeric.exclusive(required=True)
-    text = "Read before(), after(model) and inputs() from FILE.py."
+    text = "Read before(), after(model) and inputs() from FILE.py, or make_a(), make_b() and inputs()."
     what.add_argument("file", nargs="?", type=Path, metavar="FILE.py", help=text)
     for add in extensions.flags_of("numeric"):
-        add(what)
+        add(what, numeric)
     mode = numeric.exclusive()
     for name, training, text in (
         ("--training", True, "Run in train() mode."),
@@ -303,10 +307,10 @@ def _add_numeric(commands: Commands) -> None:
     flags.seed(numeric)
     flags.whole(numeric, "--lines", default=20, text="Print at most N lines of the table.")
     flags.report(numeric)
-    numeric.set_defaults(command=_numeric, training=None)
+    numeric.set_defaults(command=functools.partial(_numeric, numeric), training=None)
 
 
-def _numeric(parsed: argparse.Namespace) -> int:
+def _numeric(numeric: OneLineParser, parsed: argparse.Namespace) -> int:
     if getattr(parsed, "weights", None) is not None:
         from hashbench.extensions.implementations.weights import compare_checkpoints
 
@@ -316,30 +320,78 @@ def _numeric(parsed: argparse.Namespace) -> int:
     if not parsed.file.is_file():  # before torch is imported
         raise HashbenchError(f"cannot check {parsed.file}", consequence="it does not exist", tip="Check the path.")
     from hashbench.core.suites.user_file import UserFile
-    from hashbench.tools.numeric import run_model
-    from hashbench.tools.numeric.report import finding_of
-    from hashbench.tools.numeric.user_file import EXAMPLE, load_file
+    from hashbench.tools.numeric.user_file import EXAMPLE
 
     with flags.prints_aside(parsed):
         file = UserFile.read(parsed.file, example=EXAMPLE)
-        arguments = load_file(file, seed=parsed.seed)
-        if parsed.stages is not None:
-            arguments["stages"] = tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
-        report = run_model(
-            **arguments,
-            num_iterations=parsed.iterations,
-            precision=parsed.precision,
-            rtol=parsed.rtol,
-            atol=parsed.atol,
-            training=parsed.training,
-            ignore=parsed.ignore,
-            deterministic=parsed.deterministic,
-            seed=parsed.seed,
-            trace=parsed.trace,
-            tracer=parsed.tracer,
-        )
+        finding, figures = _by_content(numeric, file, parsed) or _by_tolerance(file, parsed)
+    return flags.show_finding(finding, parsed, title="hashbench numeric", of=str(parsed.file), **figures)
+
+
+def _by_content(
+    numeric: OneLineParser, file: UserFile, parsed: argparse.Namespace
+) -> tuple[Finding, dict[str, Any]] | None:
+    """Compare two implementations; return ``None`` where the file asks for a comparison by tolerance."""
+    if not hasattr(parsed, "same_function"):  # the extension was deleted
+        return None
+    from hashbench.extensions.implementations.pair.file import is_pair
+
+    if not (parsed.same_function or is_pair(file)):
+        return None
+    for rule in RULES:
+        if rule.flag == "--same-function" and Condition.of(rule.other).holds(numeric, parsed):
+            tip = "Leave it out: rounding is told without a tolerance."
+            raise HashbenchError(f"{rule.other} is not for two implementations", consequence="nothing was run", tip=tip)
+    return _compared(file, parsed)
+
+
+def _compared(file: UserFile, parsed: argparse.Namespace) -> tuple[Finding, dict[str, Any]]:
+    """Return the finding on two implementations, and what its page shows beside it."""
+    from hashbench.core.processes import tell_phase
+    from hashbench.extensions.implementations.pair.check import compare_implementations
+    from hashbench.extensions.implementations.pair.file import SIDES, is_pair, load_sides
+    from hashbench.extensions.implementations.pair.finding import finding_of
+    from hashbench.extensions.implementations.pair.page import figures_of
+
+    names = SIDES if is_pair(file) else ("before", "after")
+    sides = load_sides(file, training=parsed.training)
+    with flags.phases_shown():
+        verdict = compare_implementations(*sides, seed=parsed.seed, progress=tell_phase)
+    return finding_of(verdict, names, limit=parsed.lines), figures_of(verdict, names)
+
+
+def _by_tolerance(file: UserFile, parsed: argparse.Namespace) -> tuple[Finding, dict[str, Any]]:
+    """Compare a model before and after a transformation."""
+    from hashbench.tools.numeric import run_model
+    from hashbench.tools.numeric.first_difference import same_modules
+    from hashbench.tools.numeric.report import finding_of
+    from hashbench.tools.numeric.user_file import load_file
+
+    arguments = load_file(file, seed=parsed.seed)
+    if parsed.stages is not None:
+        arguments["stages"] = tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
+    models = arguments["model_base"], arguments["model_control"]
+    by_content = (
+        parsed.trace and hasattr(parsed, "same_function") and not same_modules(*models, arguments.get("rename"))
+    )
+    report = run_model(
+        **arguments,
+        num_iterations=parsed.iterations,
+        precision=parsed.precision,
+        rtol=parsed.rtol,
+        atol=parsed.atol,
+        training=parsed.training,
+        ignore=parsed.ignore,
+        deterministic=parsed.deterministic,
+        seed=parsed.seed,
+        trace=parsed.trace and not by_content,
+        tracer=parsed.tracer,
+    )
     found = finding_of(report, limit=parsed.lines, command="" if parsed.trace else _traced(parsed))
-    return flags.show_finding(found, parsed, title="hashbench numeric", of=str(parsed.file))
+    if not by_content or report.bitwise:
+        return found, {}
+    part, figures = _compared(file, parsed)
+    return replace(found, parts=(*found.parts, part)), figures
 
 
 def _traced(parsed: argparse.Namespace) -> str:

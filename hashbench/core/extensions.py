@@ -261,7 +261,7 @@ class Extension:
         run_flags: target of a function that adds flags on how each model of a sweep runs.
         sweep_flags: target of a function that adds flags on the sweep.
         audit_flags: target of a function that adds flags on how an audit runs each op.
-        numeric_flags: target of a function that adds flags on what else two sides are compared by.
+        numeric_flags: target of a function that adds flags to two groups: what is compared, and how.
         folder: of the capability in the package; empty: that of its name among the extensions.
         preload: what the workers of these sweeps import or call before they are forked.
     """
@@ -408,7 +408,7 @@ def kinds_of_diffs() -> Iterator[DiffsFiles]:
             yield resolve_name(each.diffs)
 
 
-def flags_of(group: str, *names: str) -> Iterator[Callable[[Any], None]]:
+def flags_of(group: str, *names: str) -> Iterator[Callable[..., None]]:
     """Yield what adds flags to the group ``run``, ``sweep``, ``audit`` or ``numeric``, imported.
 
     ``names``: of the extensions that are asked; none: all.

@@ -124,6 +124,8 @@ VALUES = {
     "--results": "out",
     "--compilations": "2",
     "--weights": "a b",
+    "--deterministic": "off",
+    "--tracer": "python",
 }
 
 
@@ -136,6 +138,7 @@ def test_every_rule_is_of_flags_that_a_command_has(rule: Requires | Excludes, ma
         "hashbench numeric",
     } - ({"hashbench audit"} if "--resume" in flags else set())
     words = [*command.split()[1:], *(["--inference"] if "sweep" in command else [])]
+    words += ["two.py"] if "numeric" in command and "--weights" not in flags else []
     for one in [rule.flag] if isinstance(rule, Requires) else [rule.flag, rule.other]:
         flag, _, value = one.partition(" ")
         action = PARSERS[command].find(flag)

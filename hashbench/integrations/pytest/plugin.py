@@ -1,5 +1,6 @@
 """The pytest plug-in: ``assert_runs_equal``, ``@pytest.mark.run_to_run``, ``assert_batch_invariant``,
-``assert_compiled_equals_eager``, ``assert_ranks_deterministic``, ``assert_kernels_unchanged``, ``assert_same_weights``.
+``assert_compiled_equals_eager``, ``assert_ranks_deterministic``, ``assert_kernels_unchanged``, ``assert_same_model``,
+``assert_same_weights``.
 
 pytest loads this module in every session of every project that has hashbench installed, so it imports little but
 pytest; torch and the rest of hashbench are imported by the first test that asks for them.
@@ -156,6 +157,14 @@ def assert_ranks_deterministic(_hashbench_test: Asserts) -> Callable[..., Any]:
 def assert_kernels_unchanged(_hashbench_test: Asserts) -> Callable[..., Any]:
     """Return a callable that takes a model, its inputs and a file, and fails if a kernel differs from the file."""
     return _fixture(_hashbench_test, "assert_kernels_unchanged")
+
+
+@pytest.fixture
+def assert_same_model() -> Callable[..., None]:
+    """Return a callable that takes two models and inputs, and fails if they do not compute the same function."""
+    from hashbench.testing import assert_same_model as check
+
+    return check
 
 
 @pytest.fixture

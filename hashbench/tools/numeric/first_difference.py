@@ -164,6 +164,31 @@ def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
     return {**{new: old for new, old in modules.items() if new and old}, **back}
 
 
+def same_modules(before: Any, after: Any, rename: Rename = None) -> bool:
+    """Return whether the modules of two models correspond by name: those that hold parameters in one are in the other.
+
+    A transformation may take modules away, or put others into their places. Functions have none.
+    """
+    ours, theirs = (
+        dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {} for model in (before, after)
+    )
+    back = names_back(map(without_wrapper, ours), rename)
+    holders, other_holders = _holders(ours, {}), _holders(theirs, back)
+    return holders <= _paths(after, back) or (bool(other_holders) and other_holders <= _paths(before, {}))
+
+
+def _holders(parameters: Iterable[str], names: Mapping[str, str]) -> set[str]:
+    """Return the paths of the modules that hold these parameters, under other ``names``."""
+    paths = (without_wrapper(name) for name in parameters)
+    return {names.get(path, path).rpartition(".")[0] for path in paths}
+
+
+def _paths(model: Any, names: Mapping[str, str]) -> set[str]:
+    """Return the paths of all modules of a model, under other ``names``."""
+    paths = (without_wrapper(path) for path, _ in model.named_modules()) if isinstance(model, torch.nn.Module) else ()
+    return {names.get(path, path) for path in paths}
+
+
 # -------------------------------------------------------------------------------------- where they first differ
 
 

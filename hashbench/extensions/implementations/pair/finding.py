@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hashbench.core.divergence.content import FALLBACK
-from hashbench.core.finding import Facts, Finding, Table, document
+from hashbench.core.finding import Facts, Finding, Table
 from hashbench.core.text import count, in_brackets, join_limited, percent, spaced
 from hashbench.extensions.implementations.finding import LINES
 from hashbench.extensions.implementations.finding import finding_of as of_weights
@@ -71,9 +71,10 @@ def _headline(verdict: ImplementationsVerdict, first: PartedPlace | None, names:
     if verdict.outcome is Outcome.MISTAKE:
         if first is None:
             return "A mistake: the results differ by more than rounding, and no op is known to be its origin"
-        lone = first.a is None or first.b is None
         where = _pair_words(first, names, line=True)
-        return f"A mistake: {where} {'computes' if lone else 'compute'} something else from equal data"
+        if first.a is None or first.b is None:
+            return f"A mistake: {where} has no counterpart in ({names[first.a is not None]})"
+        return f"A mistake: {where} compute something else from equal data"
     if first is None:
         return "The same function: results differ by rounding, and no op is known at which it begins"
     by = f", by {_units(first.units)}" if first.units is not None else ""
@@ -102,7 +103,7 @@ def _facts_of(parted: PartedPlace, names: tuple[str, str], dtype: str) -> Facts:
     found = []
     for place, name in zip((parted.a, parted.b), names, strict=True):
         if place is None:
-            found.append((f"op of {name}", "none, the other side alone computes it"))
+            found.append((f"op of {name}", "none"))
             continue
         leaves = f"leaves {place.output}" if place.output else ""
         at = f" at {place.source}" if place.source else ""
@@ -149,7 +150,8 @@ def _weights(verdict: WeightsVerdict) -> str:
     found = of_weights(verdict)
     facts = dict(found.facts)
     if not verdict.differences:
-        return f"{found.headline}: {facts['equal']}" if verdict.matches else found.headline
+        known = "; ".join(facts[name] for name in ("equal", "repeated values") if name in facts)
+        return f"{found.headline}: {known}" if verdict.matches else found.headline
     others = len(verdict.differences) - 1
     return f"they differ: {facts['difference 1']}{f', and {others} more' if others else ''}"
 
@@ -175,7 +177,7 @@ def _notes(verdict: ImplementationsVerdict, limit: int) -> Iterator[str]:
     if verdict.parted and len(verdict.parted[0].values) > limit:
         yield f"The table has {limit} of {len(verdict.parted[0].values)} values: --lines shows more, --json has all."
     if verdict.outcome is Outcome.ROUNDING:
-        yield "In float64 both results agree: in exact arithmetic they are the same."
+        yield "In float64, where rounding vanishes, the results of both agree."
     differ = verdict.weights is not None and bool(verdict.weights.differences)
     if differ and verdict.outcome in (Outcome.EQUAL, Outcome.ROUNDING):
         yield "Weights differ, and the results of these inputs do not show it."
@@ -193,7 +195,8 @@ def _number(units: float) -> str:
 
 
 def _data(verdict: ImplementationsVerdict) -> dict[str, Any]:
-    weights = None if verdict.weights is None else document(of_weights(verdict.weights))
+    held = None if verdict.weights is None else of_weights(verdict.weights)
+    weights = None if held is None else {"equal": held.equal, "differs": held.differs, **held.data}
     names = ("reason", "parted", "results", "weights_reason", "dtype", "fallbacks", "seconds")
     return {
         "outcome": verdict.outcome.value,

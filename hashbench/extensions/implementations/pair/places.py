@@ -122,7 +122,8 @@ def arranged(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor | None:
 
 def columns(run: RecordedRun) -> tuple[tuple[str, str], ...]:
     """Return the ops of a run in order: record id and text."""
-    return tuple((record.id, f"{record.module}: {record.op}") for record in run.trace.records if not record.inside)
+    ops = (record for record in run.trace.records if not record.inside)
+    return tuple((record.id, f"{record.op}{f' in {record.module}' * bool(record.module)}") for record in ops)
 
 
 def joined(a: RecordedRun, b: RecordedRun, alignment: ContentAlignment) -> tuple[tuple[str, str], ...]:
