@@ -19,6 +19,9 @@ EXACT = 1e-9
 FALLBACK = 1e-5
 """The same behind an op that was computed in float32."""
 
+COARSE = 2e-3
+"""The same behind one that was computed in bfloat16 or float16."""
+
 
 class Kind(enum.Enum):
     """What a node depends on."""
@@ -73,7 +76,7 @@ class ContentNode:
         moments: ``None`` where it holds no numbers that were read.
         reads: nodes that were read, in the order of arguments.
         copies: its elements are elements of what it read (a view, ``cat``, ``index``, ``clone``, …).
-        tolerance: :data:`EXACT`, or :data:`FALLBACK` at and behind an op that was computed in a lower dtype.
+        tolerance: :data:`EXACT`, or a looser one at and behind an op that was computed in a lower dtype.
         numel: number of elements.
         rows: moments of the rows along the last dimension that hold anything but zeros: ``[rows, 4]``, float64, sums
             alone; ``None`` if not kept.

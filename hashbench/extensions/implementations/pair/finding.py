@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hashbench.core.divergence.content import FALLBACK
+from hashbench.core.divergence.content import COARSE, FALLBACK
 from hashbench.core.finding import Facts, Finding, Table
 from hashbench.core.text import count, in_brackets, join_limited, percent, spaced
 from hashbench.extensions.implementations.finding import LINES
@@ -52,7 +52,7 @@ def finding_of(
             ("reaches" if first is not None else "results", _results(verdict)),
             ("weights", _weights(verdict.weights) if verdict.weights is not None else verdict.weights_reason),
             ("aligned", _aligned(verdict, names[1])),
-            ("in float32", _fallbacks(verdict.fallbacks or {})),
+            ("in lower dtypes", _fallbacks(verdict.fallbacks or {})),
         ),
         table=_values(first, names, limit) if first is not None else None,
         notes=tuple(_notes(verdict, limit)),
@@ -162,8 +162,12 @@ def _aligned(verdict: ImplementationsVerdict, name: str) -> str:
 
 
 def _fallbacks(ops: Mapping[str, int]) -> str:
-    named = join_limited([f"{name} ({count(number, 'op')})" for name, number in ops.items()])
-    return f"{named}: differences below {FALLBACK:g} there are not seen" if named else ""
+    said = []
+    for coarse, tolerance in ((False, FALLBACK), (True, COARSE)):
+        named = [f"{name} ({count(number, 'op')})" for name, number in ops.items() if (" in " in name) is coarse]
+        if named:
+            said.append(f"{join_limited(named)}: differences below {tolerance:g} there are not seen")
+    return "; ".join(said)
 
 
 def _values(parted: PartedPlace, names: tuple[str, str], limit: int) -> Table:

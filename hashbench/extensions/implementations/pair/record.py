@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hashbench.core.divergence.content import EXACT, FALLBACK, ContentGraph, ContentNode, Kind
+from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, Kind
 from hashbench.core.records import OpRecord, Trace
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.arguments import tensors_in
@@ -19,7 +19,7 @@ from hashbench.core.trace.digest import unobserved
 from hashbench.core.trace.op_schema import Pattern, plan_of
 from hashbench.core.trace.storage_writers import covers_storage, view_key
 from hashbench.extensions.implementations.pair.moments import additive_digest, measure
-from hashbench.extensions.implementations.pair.wide import WideMode
+from hashbench.extensions.implementations.pair.wide import WIDER, WideMode, default_dtype, tolerance_of
 
 OVERWRITES = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
 """Ops that read nothing of the tensor that they write; in-place draws likewise."""
@@ -230,8 +230,8 @@ class ContentRecorder(TraceCallback):
         origin: Output | None = None,
     ) -> str:
         tolerance = max([self.nodes[read].tolerance for read in reads], default=EXACT)
-        if self._wide is not None and self._wide.falls_back:
-            tolerance = FALLBACK
+        if self._wide is not None and op:
+            tolerance = max(tolerance, self._wide.tolerance, tolerance_of(tensor.dtype) if tensor.dtype in WIDER else 0)
         node = ContentNode(name, op, kind, None, reads, copies, tolerance, tensor.numel(), shape=tuple(tensor.shape))
         if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
             if self._wide is None:
@@ -290,6 +290,7 @@ def record_run(
     with ExitStack() as stack:
         stack.enter_context(trace)
         if mode is not None:
+            stack.enter_context(default_dtype(torch.float64))
             stack.enter_context(mode)
         results = run()
         with unobserved():

@@ -93,8 +93,9 @@ class ImplementationsVerdict:
         results: each result in the models' own dtype.
         weights: of what both hold; ``None`` if not compared, ``weights_reason`` then says why.
         aligned: ops of (b) whose results (a) has too, and all ops of (b).
-        fallbacks: ops that were computed in a lower dtype than float64 because they have no float64 kernel, with their
-            number: what is smaller than their rounding is not seen.
+        fallbacks: ops that were computed in a lower dtype than float64, as they have no float64 kernel or cast inside,
+            with their number: what is smaller than their rounding is not seen. Float32, or a name that ends in ``in
+            bfloat16``.
         dtype: the models' own, ``bfloat16``.
         columns: for the page: ops of each side in order (id, text as ``aten.mm.default in layers.0.attn``), and
             ``joined`` the pairs of ids that hold the same.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hashbench.core.divergence.content import COARSE, EXACT, FALLBACK
 from hashbench.core.trace.arguments import mapped, tensors_in
-from hashbench.core.trace.digest import untraced
+from hashbench.core.trace.digest import dtype_name, untraced
 from hashbench.core.trace.op_schema import plan_of
 
 WIDER = {
@@ -23,43 +25,69 @@ WIDER = {
 }
 """Dtypes that are replaced. Those of 8 bits and less are quantized on purpose and stay."""
 
-_NARROWER = ({torch.float64: torch.float32, torch.complex128: torch.complex64}, {torch.float64: torch.bfloat16})
+_NARROWER = (
+    {torch.float64: torch.float32, torch.complex128: torch.complex64},
+    {torch.float64: torch.bfloat16},
+    {torch.float64: torch.float16},
+)
 """Dtypes that an op without a float64 kernel is tried in."""
+
+_TOLERANCE = {torch.float32: FALLBACK, torch.complex64: FALLBACK}
+_COMPILED_IN = ("aten", "prims", "prim")
 
 
 class WideMode(TorchDispatchMode):
     """Replace low dtypes of tensors and ``dtype`` arguments by float64.
 
     Enter it behind a trace: the trace then records the replaced calls. Gradients flow as in float64, except into leaves
-    of a low dtype.
+    of a low dtype. An op of another library that rounds what it reads to a lower dtype is found by moving its
+    arguments by less than that dtype resolves; for this it is called up to four times more, on copies.
 
     Attributes:
-        fallbacks: number of calls of each op that has no float64 kernel and was computed in a lower dtype.
-        falls_back: true during such a call.
+        fallbacks: number of calls of each op that was computed in a lower dtype: it has no float64 kernel, or casts
+            inside. ``in bfloat16`` follows the name if it was lower than float32.
+        tolerance: that of what is computed now.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fallbacks: Counter[str] = Counter()
-        self.falls_back = False
+        self.tolerance = EXACT
+        self._own = torch.get_default_dtype()
         self._widened: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Call the op in float64; in a lower dtype where that fails and another one does not."""
-        given = kwargs or {}
         with untraced():
-            args, wide = mapped(tuple(args), self._wide), mapped(dict(given), self._wide)
+            args, wide = mapped(tuple(args), self._wide), mapped(dict(kwargs or {}), self._wide)
+            inside = _rounded_inside(func, args, wide)
         try:
-            return func(*args, **wide)
-        except (RuntimeError, NotImplementedError):
-            if plan_of(func).writes_arguments:
-                raise
+            with self._lower(inside):
+                output = func(*args, **wide)
+        except Exception:
             for narrower in _NARROWER:
-                output = self._narrow(func, args, wide, narrower)
-                if output is not None:
-                    self.fallbacks[str(func)] += 1
+                called, output = self._narrow(func, args, wide, narrower)
+                if called:
+                    self._count(func, narrower[torch.float64])
                     return output
             raise
+        low = next((tensor.dtype for tensor in tensors_in(output) if tensor.dtype in WIDER), inside)
+        if low is None:
+            return output
+        self._count(func, low)
+        with self._lower(low):
+            return mapped(output, _wide_result)
+
+    def _count(self, func: Any, low: torch.dtype) -> None:
+        self.fallbacks[str(func) if low in _TOLERANCE else f"{func} in {dtype_name(low)}"] += 1
+
+    @contextmanager
+    def _lower(self, low: torch.dtype | None) -> Iterator[None]:
+        self.tolerance = EXACT if low is None else tolerance_of(low)
+        try:
+            yield
+        finally:
+            self.tolerance = EXACT
 
     def _wide(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
@@ -79,26 +107,79 @@ class WideMode(TorchDispatchMode):
             self._widened[key] = (leaf, whole.to(WIDER[leaf.dtype]))
         return self._widened[key][1].as_strided(leaf.shape, stride, offset)
 
-    def _narrow(self, func: Any, args: Any, kwargs: Any, narrower: Mapping[torch.dtype, torch.dtype]) -> Any:
+    def _narrow(
+        self, func: Any, args: Any, kwargs: Any, narrower: Mapping[torch.dtype, torch.dtype]
+    ) -> tuple[bool, Any]:
+        """Call an op in a lower dtype, and return whether it did not raise, with its output in float64."""
+        given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
         def narrow(leaf: Any) -> Any:
             if isinstance(leaf, torch.dtype):
                 return narrower.get(leaf, leaf)
-            if isinstance(leaf, torch.Tensor) and leaf.dtype in narrower:
-                return leaf.to(narrower[leaf.dtype])
-            return leaf
+            if not isinstance(leaf, torch.Tensor) or leaf.dtype not in narrower:
+                return leaf
+            if id(leaf) not in given:
+                given[id(leaf)] = leaf, leaf.to(narrower[leaf.dtype])
+            return given[id(leaf)][1]
 
         if not any(tensor.dtype in narrower for tensor in tensors_in([args, kwargs])):
-            return None
-        self.falls_back = True
-        try:
-            return mapped(func(*mapped(args, narrow), **mapped(kwargs, narrow)), self._wide_result)
-        except (RuntimeError, NotImplementedError):
-            return None
-        finally:
-            self.falls_back = False
+            return False, None
+        with self._lower(narrower[torch.float64]):
+            low_args, low_kwargs = mapped(args, narrow), mapped(kwargs, narrow)
+            try:
+                with default_dtype(self._own):
+                    output = func(*low_args, **low_kwargs)
+            except Exception:
+                return False, None
+            wide = {id(low): leaf for leaf, low in given.values()}
+            for tensor in plan_of(func).written_tensors(low_args, low_kwargs):
+                if id(tensor) in wide:
+                    wide[id(tensor)].copy_(tensor)
+            return True, mapped(output, lambda leaf: wide.get(id(leaf), _wide_result(leaf)))
 
-    def _wide_result(self, leaf: Any) -> Any:
-        return leaf.to(WIDER[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER else leaf
+
+def tolerance_of(low: torch.dtype) -> float:
+    """Return the tolerance of moments of what was computed in a low dtype."""
+    return _TOLERANCE.get(low, COARSE)
+
+
+def _wide_result(leaf: Any) -> Any:
+    return leaf.to(WIDER[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER else leaf
+
+
+def _rounded_inside(func: Any, args: Any, kwargs: Any) -> torch.dtype | None:
+    """Return the dtype to which an op of another library rounds its arguments before it computes; ``None`` if it does
+    not, or cannot be called again."""
+    plan = plan_of(func)
+    if getattr(func, "namespace", "aten") in _COMPILED_IN or plan.seeded or not _has_wide([args, kwargs]):
+        return None
+    try:
+        for low in (torch.bfloat16, torch.float16, torch.float32):
+            finer = torch.finfo(low).eps / 16
+            results = []
+            for factor in (1.0, 1.0 + finer):
+                given = mapped([args, kwargs], functools.partial(_rounded, low=low, factor=factor))
+                output = func(*given[0], **given[1])
+                results.append([*tensors_in(output), *plan.written_tensors(*given)])
+            if _has_wide(results[0]) and all(map(_equal_bits, *results)):
+                return low
+    except Exception:  # it has no float64 kernel
+        return None
+    return None
+
+
+def _has_wide(value: Any) -> bool:
+    return any(tensor.dtype is torch.float64 and tensor.numel() for tensor in tensors_in(value))
+
+
+def _rounded(leaf: Any, *, low: torch.dtype, factor: float) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.to(low).to(torch.float64).mul_(factor) if leaf.dtype is torch.float64 else leaf.clone()
+
+
+def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 @contextmanager
