@@ -89,8 +89,8 @@ def blocks_of(verdict: ImplementationsVerdict) -> list[Block]:
     joined = [(places[0][a], places[1][b]) for a, b in verdict.joined if a in places[0] and b in places[1]]
     kinds = [_kinds(verdict.parted, side, places[side], {pair[side] for pair in joined}) for side in (0, 1)]
     ends = _first_ends(verdict.parted, places)
-    beside = [] if ends[0] is None or ends[1] is None else [(ends[0], ends[1])]
-    cut = list(_cut(_rows([*joined, *beside], len(places[0]), len(places[1])), verdict))
+    rows = _rows(_chain_through(joined, ends), len(places[0]), len(places[1]))
+    cut = list(_cut(rows, verdict))
     return [_block(block, verdict, joined, kinds, ends, few=len(cut) <= FEW_BLOCKS) for block in cut]
 
 
@@ -114,14 +114,22 @@ def _first_ends(parted: Sequence[PartedPlace], places: Sequence[dict[str, int]])
     return a, b
 
 
-def _rows(joined: Iterable[tuple[int, int]], a: int, b: int) -> list[Row]:
-    """Return the rows of both columns: the longest chain of joined ops that stand in the same order on both sides, and
-    what is between them side by side."""
+def _rows(chain: Iterable[tuple[int, int]], a: int, b: int) -> list[Row]:
+    """Return the rows of both columns: the ops of the chain, and what is between them side by side."""
     rows: list[Row] = []
-    for (i, j), (k, m) in pairwise([(-1, -1), *_chain(joined), (a, b)]):
+    for (i, j), (k, m) in pairwise([(-1, -1), *chain, (a, b)]):
         rows += zip_longest(range(i + 1, k), range(j + 1, m))
         rows.append((k, m))
     return rows[:-1]
+
+
+def _chain_through(joined: Sequence[tuple[int, int]], ends: Row) -> list[tuple[int, int]]:
+    """Return a long chain of joined ops that stand in the same order on both sides; the first parting is one of it."""
+    a, b = ends
+    if a is None or b is None:
+        return _chain(joined)
+    before = _chain(pair for pair in joined if pair[0] < a and pair[1] < b)
+    return [*before, (a, b), *_chain(pair for pair in joined if pair[0] > a and pair[1] > b)]
 
 
 def _chain(joined: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_helpers import Main
 
+import hashbench
 from hashbench import cli
 
 Numeric = Callable[..., tuple[int, str, str]]
@@ -170,3 +172,29 @@ def test_a_model_that_raises_is_not_known(numeric: Numeric) -> None:
     assert out.startswith("runs in True") or out.startswith("Not known")
     assert "Not known whether both compute the same function: " in out
     assert "RuntimeError" in out
+
+
+PAGE = Path(hashbench.__file__).parents[1] / "docs" / "implementations.md"
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text without its numbers, some of which the machine decides."""
+    return re.sub(r"\d[\d.e-]*|-{2,}", "", text).split()
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="hashbench is installed, its documentation is elsewhere")
+def test_the_page_shows_what_its_file_leads_to(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text(encoding="utf-8")
+    shown = re.findall(r"^```console\n\$ hashbench numeric pair.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    file = re.findall(r"```python\n(# pair.py.*?)```", text, re.DOTALL)[0]
+    Path("pair.py").write_text(file, encoding="utf-8")
+    wrong = main("numeric", "pair.py", cwd=tmp_path)
+    assert (wrong.returncode, words_of(wrong.stdout)) == (1, words_of(shown))
+    Path("pair.py").write_text(file.replace("1e-6", "1e-5"), encoding="utf-8")
+    right = main("numeric", "pair.py", cwd=tmp_path)
+    (clean,) = re.findall(r"^```text\n(The same function.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert right.returncode == 0
+    for part in clean.split("…"):
+        assert " ".join(words_of(part)) in " ".join(words_of(right.stdout))
