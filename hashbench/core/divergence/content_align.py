@@ -109,7 +109,7 @@ class _Aligner:
 
     def _by_rows(self) -> None:
         """Find nodes that correspond by rows: those that are left, to these and to one of each other content."""
-        both = [], []  # type: tuple[list[ContentNode], list[ContentNode]]
+        both: tuple[list[ContentNode], list[ContentNode]] = ([], [])
         for side, kept in enumerate(both):
             left = set(self._left(side))
             first = first_alike(self._contents[side])
