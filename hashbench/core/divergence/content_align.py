@@ -117,8 +117,10 @@ class _Aligner:
                 node = self._nodes[side][k]
                 if node.rows is not None and node.kind in DATA and (k in left or first[k] == k):
                     kept.append(node)
-        self.rows.update(rows_shared(self._graphs, both, self.found))
-        self.found[1].update(dict.fromkeys(self.rows, ()))
+        covered, shared = rows_shared(self._graphs, both, self.found)
+        self.rows.update(shared)
+        self.found[0].update(dict.fromkeys(covered, ()))
+        self.found[1].update(dict.fromkeys(shared, ()))
 
 
 def groups_of(ops: Sequence[str | None]) -> list[Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +36,9 @@ class _Rows:
 def rows_shared(
     graphs: tuple[ContentGraph, ContentGraph],
     nodes: tuple[Sequence[ContentNode], Sequence[ContentNode]],
-    found: tuple[MutableMapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]],
-) -> dict[str, tuple[str, ...]]:
-    """Return nodes of the second run that correspond by rows, with their counterparts.
+    aligned: tuple[Container[str], Container[str]],
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Return nodes of each run that correspond by rows to nodes of the other.
 
     A node corresponds to one that has all of its rows, each as often, such as one decoded token to the tensor of all
     tokens. It also corresponds to nodes whose rows it has all, such as a batch to one item of it. Then it has to share
@@ -48,43 +48,66 @@ def rows_shared(
     Args:
         graphs: both runs.
         nodes: of each run those with rows that are compared.
-        found: of each run the nodes that are aligned already; those of the first that correspond are added.
+        aligned: of each run the nodes that are aligned already.
     """
     kept = tuple([node for node in side if node.rows is not None and len(node.rows)] for side in nodes)
     if not all(kept):
-        return {}
+        return {}, {}
     a, b = _rows(kept[0]), _rows(kept[1])
     i, j = matches(a.contents, b.contents)
-    within = _contained(b, a, j, i)
-    around = [(outer, inner) for inner, outer in _contained(a, b, i, j)]
-    candidates: dict[str, list[int]] = {}
-    for at_b, at_a in within:
-        candidates.setdefault(kept[1][at_b].id, []).append(at_a)
-        found[0].setdefault(kept[0][at_a].id, ())
+    in_b, in_a = _contained(a, b, i, j), _contained(b, a, j, i)
+    return (
+        _found(graphs[0], kept[0], kept[1], in_b, in_a, _shares(b, a, j, i, in_a), aligned[0]),
+        _found(graphs[1], kept[1], kept[0], in_a, in_b, _shares(a, b, i, j, in_b), aligned[1]),
+    )
+
+
+def _found(
+    graph: ContentGraph,
+    ours: Sequence[ContentNode],
+    theirs: Sequence[ContentNode],
+    within: Iterable[tuple[int, int]],
+    around: Iterable[tuple[int, int]],
+    shares: Sequence[float],
+    aligned: Container[str],
+) -> dict[str, tuple[str, ...]]:
+    """Return the counterparts of nodes of one run.
+
+    Args:
+        graph: the run.
+        ours, theirs: the compared nodes of it and of the other.
+        within: pairs of a node of ours and one of theirs that has its rows.
+        around: pairs of a node of theirs and one of ours that has its rows.
+        shares: of ours, the part of the rows that such nodes of theirs have.
+        aligned: nodes that are aligned already.
+    """
+    holders: dict[str, list[int]] = {}
     parts: dict[str, list[int]] = {}
-    for at_b, at_a in around:
-        parts.setdefault(kept[1][at_b].id, []).append(at_a)
-        if kept[1][at_b].id in found[1]:
-            found[0].setdefault(kept[0][at_a].id, ())
-    shares = _shares(a, b, i, j, around)
-    index = {node.id: at_b for at_b, node in enumerate(kept[1])}
-    shared: dict[str, tuple[str, ...]] = {}
-    part: dict[str, float] = {}
-    scale = len(kept[0]) / len(kept[1])
-    for node in graphs[1]:
-        data = [read for read in node.reads if read in part and graphs[1].nodes[read].kind in DATA]
-        expected = min((part[read] for read in data), default=0.0 if node.kind in DATA else 1.0)
-        part[node.id] = 1.0 if node.id in found[1] else expected
-        if node.id in found[1]:
+    for at, other in within:
+        holders.setdefault(ours[at].id, []).append(other)
+    for other, at in around:
+        parts.setdefault(ours[at].id, []).append(other)
+    index = {node.id: at for at, node in enumerate(ours)}
+    scale = len(theirs) / len(ours)
+
+    def distance(other: int, node: ContentNode) -> tuple[bool, float]:
+        return theirs[other].op != node.op, abs(other - index[node.id] * scale)
+
+    found: dict[str, tuple[str, ...]] = {}
+    share: dict[str, float] = {}
+    for node in graph:
+        data = [read for read in node.reads if read in share and graph.nodes[read].kind in DATA]
+        expected = min((share[read] for read in data), default=0.0 if node.kind in DATA else 1.0)
+        share[node.id] = 1.0 if node.id in aligned else expected
+        if node.id in aligned:
             continue
-        if node.id in candidates:
-            place = index[node.id] * scale
-            best = min(candidates[node.id], key=lambda at: (kept[0][at].op != node.op, abs(at - place)))
-            shared[node.id], part[node.id] = (kept[0][best].id,), 1.0
-        elif node.id in parts and not _follows(graphs[1], node) and shares[index[node.id]] >= expected * (1 - 1e-9):
-            shared[node.id], part[node.id] = tuple(kept[0][at].id for at in parts[node.id]), shares[index[node.id]]
-            found[0].update(dict.fromkeys(shared[node.id], ()))
-    return shared
+        if node.id in holders:
+            best = min(holders[node.id], key=lambda other, node=node: distance(other, node))  # type: ignore[misc]
+            found[node.id], share[node.id] = (theirs[best].id,), 1.0
+        elif node.id in parts and not _follows(graph, node) and shares[index[node.id]] >= expected * (1 - 1e-9):
+            found[node.id] = tuple(theirs[other].id for other in parts[node.id])
+            share[node.id] = shares[index[node.id]]
+    return found
 
 
 def _contained(inner: _Rows, outer: _Rows, one: Ints, other: Ints) -> list[tuple[int, int]]:
@@ -101,15 +124,15 @@ def _contained(inner: _Rows, outer: _Rows, one: Ints, other: Ints) -> list[tuple
     return [(first, second) for first, second in pairs[:, whole].T.tolist()]
 
 
-def _shares(a: _Rows, b: _Rows, i: Ints, j: Ints, around: Sequence[tuple[int, int]]) -> dict[int, float]:
-    """Return for each node of ``b`` the part of its rows that nodes have which it contains."""
+def _shares(a: _Rows, b: _Rows, i: Ints, j: Ints, around: Iterable[tuple[int, int]]) -> list[float]:
+    """Return for each node of ``b`` the part of its rows that nodes of ``a`` have which it contains."""
     contained = np.zeros((len(b.distinct), len(a.distinct)), bool)
-    for at_b, at_a in around:
+    for at_a, at_b in around:
         contained[at_b, at_a] = True
     rows = np.unique(j[contained[b.owner[j], a.owner[i]]])
     shared = np.bincount(b.owner[rows], b.count[rows], len(b.distinct))
     total = np.bincount(b.owner, b.count, len(b.distinct))
-    return dict(enumerate((shared / total).tolist()))
+    return (shared / total).tolist()
 
 
 def _follows(graph: ContentGraph, node: ContentNode) -> bool:

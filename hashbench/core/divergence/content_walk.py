@@ -12,6 +12,9 @@ from hashbench.core.divergence.slice import Slice, backward_slice
 _REGION = 12
 """Ops of a region at most: a reader looks at few."""
 
+_AGAIN = 3
+"""Ops of the same names in a row behind which both runs do the same again."""
+
 
 def find_partings(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[Parting, ...]:
     """Find the ops of two runs that compute something else from data that agree; none if all results agree.
@@ -235,10 +238,12 @@ class _Walk:
             return a[:skipped], b[:1]
         if skipped := self._skipped(self._b, b, self._a, a[0]):
             return a[:1], b[:skipped]
+        names_a, names_b = ([side.op(node) for node in region] for side, region in ((self._a, a), (self._b, b)))
         for i, node in enumerate(b[1:], 1):
-            known, op = self._b.known(node), self._b.op(node)
+            known = self._b.known(node)
             for j, other in enumerate(a[1:], 1):
-                if self._a.op(other) == op and self._a.known(other) & known:
+                again = names_a[j : j + _AGAIN] == names_b[i : i + _AGAIN] and len(names_b[i : i + _AGAIN]) == _AGAIN
+                if again or (names_a[j] == names_b[i] and self._a.known(other) & known):
                     return a[:j][:_REGION], b[:i][:_REGION]
         return a[:_REGION], b[:_REGION]
 
