@@ -132,7 +132,7 @@ def _shares(a: _Rows, b: _Rows, i: Ints, j: Ints, around: Iterable[tuple[int, in
     rows = np.unique(j[contained[b.owner[j], a.owner[i]]])
     shared = np.bincount(b.owner[rows], b.count[rows], len(b.distinct))
     total = np.bincount(b.owner, b.count, len(b.distinct))
-    return (shared / total).tolist()
+    return [float(x) for x in shared / total]
 
 
 def _follows(graph: ContentGraph, node: ContentNode) -> bool:
