@@ -72,7 +72,9 @@ def source_of(record: OpRecord) -> str:
     """Return ``file:line code`` of the line that called an op; empty if it is not known."""
     where, _, _ = record.source.partition(" ")
     file, _, line = where.rpartition(":")
-    code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+    # Read anew: another file of this name may be known from another folder. Cells of a notebook are in memory alone.
+    lines = linecache.getlines(file) if file.startswith("<") else linecache.updatecache(file)
+    code = lines[int(line) - 1].strip() if line.isdigit() and 0 < int(line) <= len(lines) else ""
     return f"{where} {code}".strip()
 
 
