@@ -14,7 +14,7 @@ from hashbench.core.divergence.content_walk import find_partings
 from hashbench.core.errors import HashbenchError, named_line
 from hashbench.extensions.implementations.pair.order import other_order, with_order
 from hashbench.extensions.implementations.pair.places import columns, joined, parted_place
-from hashbench.extensions.implementations.pair.record import RecordedRun, record_run
+from hashbench.extensions.implementations.pair.record import RecordedRun
 from hashbench.extensions.implementations.pair.rounded import (
     SHOWN,
     compared_results,
@@ -23,14 +23,8 @@ from hashbench.extensions.implementations.pair.rounded import (
     low_pair,
     rounded_place,
 )
-from hashbench.extensions.implementations.pair.sides import (
-    GRADIENT,
-    BuiltSide,
-    Side,
-    build,
-    build_wide,
-    common_names,
-)
+from hashbench.extensions.implementations.pair.running import recorded
+from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, build, common_names
 from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
 from hashbench.extensions.implementations.verdict import WeightsVerdict
 from hashbench.extensions.implementations.weights import compare_models
@@ -134,9 +128,9 @@ def _weights(
 
 def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
     say("run (a) in float64")
-    first = recorded(build_wide(a, seed), wide=True)
+    first = recorded(a, seed, wide=True)
     say("run (b) in float64")
-    second = recorded(build_wide(b, seed), wide=True)
+    second = recorded(b, seed, wide=True)
     names, left = common_names(first.graph.results, second.graph.results)
     if not names:
         raise HashbenchError(
@@ -148,16 +142,6 @@ def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
     one, other = _renamed(first.graph, second.graph, names)
     alignment = align_contents(one, other)
     return Compared(replace(first, graph=one), replace(second, graph=other), names, left, alignment)
-
-
-def recorded(side: BuiltSide, *, wide: bool, keep: frozenset[str] = frozenset()) -> RecordedRun:
-    """Record a run of a side."""
-    if side.widened:
-        try:
-            return recorded(replace(side, widened=()), wide=wide, keep=keep)
-        except RuntimeError:  # torch compares some dtypes before an op is dispatched
-            pass
-    return record_run(side.run, side.leaves(), model=side.module, wide=wide, keep=keep)
 
 
 def _renamed(a: ContentGraph, b: ContentGraph, names: Mapping[str, str]) -> tuple[ContentGraph, ContentGraph]:
@@ -182,7 +166,7 @@ def _mistake(
     say("read the values where they part")
     shown = partings[:MOST_PARTED]
     ours, theirs = (
-        recorded(build_wide(side, seed), wide=True, keep=frozenset(keep)).values
+        recorded(side, seed, wide=True, keep=frozenset(keep)).values
         for side, keep in (
             (a, [node for parting in shown for node in parting.a[:1]]),
             (b, [node for parting in shown for node in parting.b[:1]]),
@@ -196,9 +180,9 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
     """Find where two runs of the same function part in their own dtype."""
     wide = compared.a, compared.b
     say("run (a) in its own dtype")
-    first = recorded(build(a, seed), wide=False)
+    first = recorded(a, seed, wide=False)
     say("run (b) in its own dtype")
-    second = recorded(build(b, seed), wide=False)
+    second = recorded(b, seed, wide=False)
     pair = low_pair(wide, (first, second))
     results = compared_results(first, second, compared.names)
     dtype = next((str(value.dtype).removeprefix("torch.") for value in second.results.values()), "")
@@ -214,8 +198,8 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
         frozenset(pairs.own[node] for node in apart),
     )
     ours, theirs = (
-        recorded(build(side, seed), wide=False, keep=nodes).values for side, nodes in zip((a, b), keep, strict=True)
+        recorded(side, seed, wide=False, keep=nodes).values for side, nodes in zip((a, b), keep, strict=True)
     )
-    exact = recorded(build_wide(b, seed), wide=True, keep=frozenset(apart)).values
+    exact = recorded(b, seed, wide=True, keep=frozenset(apart)).values
     parted = tuple(rounded_place(pair, pairs, node, ours, theirs, exact.get(node)) for node in apart)
     return ImplementationsVerdict(Outcome.ROUNDING, parted=parted, results=results, dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, Kind
 from hashbench.core.records import OpRecord, Trace
 from hashbench.core.trace.api import HashDebugTrace
-from hashbench.core.trace.arguments import tensors_in
+from hashbench.core.trace.arguments import generator_digest, mapped, tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.digest import unobserved
 from hashbench.core.trace.op_schema import Pattern, plan_of
@@ -86,6 +86,7 @@ class RecordedRun:
         results: compared values by name, on the CPU.
         digests: additive digests by node; empty of a run in float64.
         values: values of the nodes that were asked for.
+        calls: calls that wrote these, by record.
         fallbacks: calls of each op that was computed in a lower dtype.
         seconds: how long it took.
     """
@@ -96,6 +97,7 @@ class RecordedRun:
     results: Mapping[str, torch.Tensor]
     digests: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    calls: Mapping[str, Call] = field(default_factory=dict)
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -103,6 +105,30 @@ class RecordedRun:
         """Return the record of a node; ``None`` of a leaf."""
         wanted = self.outputs[node].record
         return next((record for record in self.trace.records if record.id == wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an op, with copies of its arguments."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def outputs(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """Call it again with its tensors ``moved``, and return what it returns and writes, in the order of nodes."""
+        args, kwargs = mapped([self.args, dict(self.kwargs)], lambda leaf: _moved(leaf, moved))
+        output = self.func(*args, **kwargs)
+        return _outputs(plan_of(self.func).written_tensors(args, kwargs), output)
+
+
+def _moved(leaf: Any, moved: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return moved(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _outputs(written: Sequence[torch.Tensor], output: Any) -> list[torch.Tensor]:
+    known = {id(tensor) for tensor in written}
+    return [*(tensor for tensor in tensors_in(output) if id(tensor) not in known), *written]
 
 
 class _Contents:
@@ -119,12 +145,23 @@ class _Contents:
 class ContentRecorder(TraceCallback):
     """Make a graph of contents of the ops under a trace."""
 
-    def __init__(self, wide: WideMode | None, *, keep: Container[str] = (), tick: Callable[[], None] | None = None):
+    def __init__(
+        self,
+        wide: WideMode | None,
+        *,
+        keep: Iterable[str] = (),
+        given: Mapping[str, torch.Tensor] | None = None,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
         self.nodes: dict[str, ContentNode] = {}
         self.outputs: dict[str, Output] = {}
         self.digests: dict[str, int] = {}
         self.values: dict[str, torch.Tensor] = {}
-        self._wide, self._keep, self._tick = wide, keep, tick
+        self.calls: dict[str, Call] = {}
+        self._wide, self._keep, self._given, self._tick = wide, frozenset(keep), given or {}, tick
+        self._kept_calls = {name.rpartition(":")[0] for name in self._keep}
+        self._replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._drawn_from = 0
         self._largest: dict[str, float] = {}
         self._reads: list[str] = []
         self._token = object()
@@ -141,30 +178,36 @@ class ContentRecorder(TraceCallback):
 
     # -------------------------------------------------------------------------------------------------- calls
 
-    def before(self, _node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Find what the call reads before it may write it."""
         plan = plan_of(func)
         overwritten: set[int] = set()
-        if plan.writes_arguments and (plan.seeded or plan.written_names or _without_overload(func) in OVERWRITES):
-            overwritten = {id(tensor) for tensor in plan.written_tensors(args, kwargs)}
+        if plan.writes_arguments:
+            all_of_them = plan.seeded or _without_overload(func) in OVERWRITES
+            written = plan.written_tensors(args, kwargs) if all_of_them else plan.written_tensors((), kwargs)
+            overwritten = {id(tensor) for tensor in written}
         tensors = [tensor for tensor in tensors_in([args, kwargs]) if id(tensor) not in overwritten]
         self._reads = [self.read(tensor) for tensor in tensors]
+        if plan.seeded:
+            self._drawn_from = generator_digest(args, kwargs)
+        if node in self._kept_calls:
+            self.calls[node] = Call(func, *mapped([tuple(args), dict(kwargs)], lambda leaf: _moved(leaf, _copy)))
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Add a node for each tensor that the call returned or wrote."""
         plan = plan_of(func)
         written = plan.written_tensors(args, kwargs)
         known = {id(tensor) for tensor in written}
-        returned = [tensor for tensor in tensors_in(output) if id(tensor) not in known]
         reads = tuple(dict.fromkeys(self._reads))
         fresh = {id(tensor) for tensor in plan.written_by(args, kwargs, output)}
         copies = plan.pattern is Pattern.VIEW or _without_overload(func) in COPIES
-        for index, tensor in enumerate([*returned, *written]):
+        drawn = plan.seeded and generator_digest(args, kwargs) != self._drawn_from
+        for index, tensor in enumerate(_outputs(written, output)):
             is_view = id(tensor) not in fresh
             name = f"{node}:{index}"
             if not is_view:
                 self._forget_views(tensor, in_place=id(tensor) in known)
-            kind = Kind.RANDOM if plan.seeded and not is_view else self._kind(reads)
+            kind = Kind.RANDOM if drawn and not is_view else self._kind(reads)
             origin = Output(node, index, _text(tensor))
             self._add(name, str(func), kind, tensor, reads, copies=copies or is_view, origin=origin)
             contents = self._contents(tensor)
@@ -232,6 +275,8 @@ class ContentRecorder(TraceCallback):
         tolerance = max([self.nodes[read].tolerance for read in reads], default=EXACT)
         if self._wide is not None and op:
             tolerance = max(tolerance, self._wide.tolerance, tolerance_of(tensor.dtype) if tensor.dtype in WIDER else 0)
+        if name in self._given:
+            self._replace(tensor, self._given[name], restored=not op)
         node = ContentNode(name, op, kind, None, reads, copies, tolerance, tensor.numel(), shape=tuple(tensor.shape))
         if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
             if self._wide is None:
@@ -253,6 +298,32 @@ class ContentRecorder(TraceCallback):
                 contents.writers.append(name)
         return name
 
+    def _replace(self, tensor: torch.Tensor, value: torch.Tensor, *, restored: bool) -> None:
+        """Overwrite a tensor; one that no op wrote may be the caller's, and is restored by :meth:`restore`."""
+        if restored:
+            self._replaced.append((tensor, tensor.detach().clone()))
+        with unobserved(), torch.no_grad():
+            tensor.detach().copy_(value.reshape(tensor.shape))
+
+    def restore(self) -> None:
+        """Put back what was overwritten and that no op of the run wrote."""
+        with unobserved(), torch.no_grad():
+            while self._replaced:
+                tensor, value = self._replaced.pop()
+                tensor.detach().copy_(value)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a result on the CPU, dense and not quantized; one without data as it is."""
+    if tensor.is_meta:
+        return tensor.detach()
+    dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    return (dense.dequantize() if dense.is_quantized else dense).cpu()
+
 
 def _without_overload(func: Any) -> str:
     return str(func).rpartition(".")[0]
@@ -268,7 +339,8 @@ def record_run(
     *,
     model: torch.nn.Module | None,
     wide: bool,
-    keep: Container[str] = (),
+    keep: Iterable[str] = (),
+    given: Mapping[str, torch.Tensor] | None = None,
     tick: Callable[[], None] | None = None,
 ) -> RecordedRun:
     """Record a run.
@@ -278,23 +350,27 @@ def record_run(
         leaves: parameters, buffers and inputs.
         model: whose modules name the ops.
         wide: compute in float64, and keep moments; otherwise keep digests.
-        keep: ids of nodes whose values are kept.
+        keep: ids of nodes whose values are kept, and the calls that wrote them.
+        given: contents that replace those of nodes as they are written, of any shape with as many elements.
         tick: called after every op.
     """
     mode = WideMode() if wide else None
-    recorder = ContentRecorder(mode, keep=keep, tick=tick)
-    for kind, name, tensor in leaves:
-        recorder.register(kind, name, tensor)
+    recorder = ContentRecorder(mode, keep=keep, given=given, tick=tick)
     started = time.perf_counter()
     trace = HashDebugTrace(model=model, watcher=recorder, tracer="python", source_lines=True)
-    with ExitStack() as stack:
-        stack.enter_context(trace)
-        if mode is not None:
-            stack.enter_context(default_dtype(torch.float64))
-            stack.enter_context(mode)
-        results = run()
-        with unobserved():
-            named = {name: recorder.read(tensor) for name, tensor in results.items()}
+    try:
+        for kind, name, tensor in leaves:
+            recorder.register(kind, name, tensor)
+        with ExitStack() as stack:
+            stack.enter_context(trace)
+            if mode is not None:
+                stack.enter_context(default_dtype(torch.float64))
+                stack.enter_context(mode)
+            results = run()
+            with unobserved():
+                named = {name: recorder.read(tensor) for name, tensor in results.items()}
+    finally:
+        recorder.restore()
     finished = trace.finish()
     scalars = {record.id: record.arguments for record in finished.records}
     nodes = {
@@ -307,9 +383,10 @@ def record_run(
         ContentGraph(nodes, named),
         recorder.outputs,
         finished,
-        {name: tensor.detach().cpu() for name, tensor in results.items()},
+        {name: _plain(tensor) for name, tensor in results.items()},
         recorder.digests,
         recorder.values,
+        recorder.calls,
         dict(mode.fallbacks) if mode is not None else {},
         time.perf_counter() - started,
     )

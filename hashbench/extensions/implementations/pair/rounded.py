@@ -246,7 +246,7 @@ def compared_results(a: RecordedRun, b: RecordedRun, names: Mapping[str, str]) -
     found = []
     for theirs, ours in names.items():
         one, other = a.results[ours], b.results[theirs]
-        if one.numel() != other.numel():
+        if one.numel() != other.numel() or one.is_meta or other.is_meta:
             found.append(ComparedResult(theirs, None))
             continue
         one = one.reshape(other.shape)
