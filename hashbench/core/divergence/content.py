@@ -43,7 +43,8 @@ class Moments:
     """Sums over the elements of a tensor. Each is zero for a zero, so that padding with zeros is not seen.
 
     Attributes:
-        sums: of ``x``, ``x**2``, ``x**3`` and ``sin(3 x)``, in float64, without the elements that count in ``special``.
+        sums: of ``x``, ``x**2``, ``x**3`` and ``x / (1 + x**2)``, in float64, without the elements that count in
+            ``special``.
         sizes: sums of the magnitudes of the terms, with what cancellation in the op may have lost.
         special: number of elements that are NaN, infinite or as large as a mask's fill.
     """

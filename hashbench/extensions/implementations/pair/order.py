@@ -32,7 +32,7 @@ def with_order(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment, pa
 
 def is_reordered(ours: ContentNode, theirs: ContentNode) -> bool:
     """Return whether two nodes of equal content and shape hold it in different orders."""
-    if ours.shape != theirs.shape:
+    if ours.shape != theirs.shape or not ours.ordered[1] or not theirs.ordered[1]:
         return False
     tolerance = max(ours.tolerance, theirs.tolerance) * (ours.ordered[1] + theirs.ordered[1])
     return abs(ours.ordered[0] - theirs.ordered[0]) > tolerance

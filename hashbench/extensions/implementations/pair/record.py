@@ -249,6 +249,17 @@ class ContentRecorder(TraceCallback):
             storage._hashbench_contents = found  # type: ignore[attr-defined]
         return found
 
+    def _measured(self, node: ContentNode, tensor: torch.Tensor) -> ContentNode:
+        """Return the node with the moments of its tensor."""
+        before = self.nodes[node.reads[0]] if node.copies and len(node.reads) == 1 else None
+        if before is not None and node.kind is Kind.CONSTANT and before.moments and before.numel == node.numel:
+            self._largest[node.id] = self._largest[before.id]
+            return replace(node, moments=before.moments)  # a weight that is transposed for each use
+        operands = 0.0 if node.copies else max((self._largest.get(read, 0.0) for read in node.reads), default=0.0)
+        found = measure(tensor, operands=operands, rows=node.kind in (Kind.INPUT, Kind.COMPUTED))
+        self._largest[node.id] = found.largest
+        return replace(node, moments=found.moments, rows=found.rows, ordered=found.ordered)
+
     def _forget_views(self, tensor: torch.Tensor, *, in_place: bool) -> None:
         contents = self._contents(tensor)
         if contents is None:
@@ -279,16 +290,14 @@ class ContentRecorder(TraceCallback):
             self._replace(tensor, self._given[name], restored=not op)
         node = ContentNode(name, op, kind, None, reads, copies, tolerance, tensor.numel(), shape=tuple(tensor.shape))
         if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
-            if self._wide is None:
-                self.digests[name] = additive_digest(tensor)
-            else:
-                operands = max((self._largest.get(read, 0.0) for read in reads), default=0.0)
-                data = kind in (Kind.INPUT, Kind.COMPUTED)
-                measured = measure(tensor, operands=0.0 if copies else operands, rows=data)
-                self._largest[name] = measured.largest
-                node = replace(node, moments=measured.moments, rows=measured.rows, ordered=measured.ordered)
             if name in self._keep:
                 self.values[name] = tensor.detach().cpu().clone()
+            if self._keep:
+                pass
+            elif self._wide is None:
+                self.digests[name] = additive_digest(tensor)
+            else:
+                node = self._measured(node, tensor)
         self.nodes[name] = node
         self.outputs[name] = origin or Output(name, 0, _text(tensor))
         contents = self._contents(tensor)
@@ -350,7 +359,7 @@ def record_run(
         leaves: parameters, buffers and inputs.
         model: whose modules name the ops.
         wide: compute in float64, and keep moments; otherwise keep digests.
-        keep: ids of nodes whose values are kept, and the calls that wrote them.
+        keep: ids of nodes whose values are kept, and the calls that wrote them: then no moments or digests are.
         given: contents that replace those of nodes as they are written, of any shape with as many elements.
         tick: called after every op.
     """
