@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hashbench.core.divergence.content import ContentAlignment, ContentGraph
+from hashbench.core.divergence.content import ContentAlignment, ContentGraph, ContentNode
 from hashbench.core.divergence.content_follow import Following
 from hashbench.core.divergence.content_rows import rows_shared
 from hashbench.core.divergence.content_sums import DATA, Ints, contents_of, first_alike, matches
