@@ -84,23 +84,19 @@ class _Aligner:
         return min(same, key=distance)
 
     def _sums(self, side: int) -> None:
-        """Find nodes of ``side`` that are the sums of nodes of the other."""
+        """Find nodes of ``side`` that are the sums of nodes of the other, where one of these is not aligned."""
         other = 1 - side
-        nodes, left = self._nodes[side], np.array(self._left(side), np.int64)
-        if not len(left):
-            return
-        usable = ~self._weak[other] & ~self._contents[other].integral
-        for members in groups_of(
-            [node.op if ok else None for node, ok in zip(self._nodes[other], usable, strict=True)]
-        ):
-            of, which = matches(self._contents[side][left], self._contents[other].added(members))
-            for k, group in zip(left[of].tolist(), members[which].tolist(), strict=True):
-                self._fuse(side, nodes[k].id, tuple(self._nodes[other][part].id for part in group))
+        usable = [~self._weak[each] & ~self._contents[each].integral for each in (0, 1)]
+        targets = np.flatnonzero(usable[side])
+        ids = [node.id for node in self._nodes[side]], [node.id for node in self._nodes[other]]
+        ops = [node.op if ok else None for node, ok in zip(self._nodes[other], usable[other], strict=True)]
+        for members in groups_of(ops):
+            of, which = matches(self._contents[side][targets], self._contents[other].added(members))
+            for k, group in zip(targets[of].tolist(), members[which].tolist(), strict=True):
+                self._fuse(side, ids[0][k], tuple(ids[1][part] for part in group))
 
     def _fuse(self, side: int, whole: str, parts: tuple[str, ...]) -> None:
-        if whole in self.found[side]:
-            return
-        self.found[side][whole] = parts if side else ()
+        self.found[side].setdefault(whole, parts if side else ())
         for part in parts:
             if part not in self.found[1 - side]:
                 self.found[1 - side][part] = ()

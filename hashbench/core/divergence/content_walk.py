@@ -12,6 +12,9 @@ from hashbench.core.divergence.slice import Slice, backward_slice
 _REGION = 12
 """Ops of a region at most: a reader looks at few."""
 
+_FAR = 64
+"""Ops between a result and where its rows were chosen, at most."""
+
 _AGAIN = 3
 """Ops of the same names in a row behind which both runs do the same again."""
 
@@ -36,6 +39,7 @@ class _Side:
         graph: the run.
         order: place of each node in the order of calls.
         aligned: its nodes that are aligned.
+        whole: those of which the other run has the whole content.
         roots: of each aligned node: names of contents that both sides know.
         kin: the same with the names of the tensors that it is a copy of, in part.
         fills: constants that are made of nothing and hold one round number.
@@ -46,6 +50,7 @@ class _Side:
     graph: ContentGraph
     order: Mapping[str, int]
     aligned: frozenset[str]
+    whole: frozenset[str]
     roots: Mapping[str, frozenset[str]]
     kin: Mapping[str, frozenset[str]]
     fills: frozenset[str]
@@ -93,6 +98,18 @@ class _Side:
     def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Return nodes in order of calls."""
         return tuple(sorted(nodes, key=self.order.__getitem__))
+
+    def chooser(self, node: str) -> str:
+        """Return the copy of a part of a larger tensor from which a node follows; empty if there is none."""
+        for _ in range(_FAR):
+            data = self.data(node)
+            larger = [read for read in data if self.graph.nodes[read].numel > self.graph.nodes[node].numel]
+            if self.graph.nodes[node].copies and larger and len(data) == 1:
+                return node
+            if not data or (node in self.whole):
+                return ""
+            node = max(data, key=lambda read: self.graph.nodes[read].numel)
+        return ""
 
     def op(self, node: str) -> str:
         return self.graph.nodes[node].op
@@ -200,8 +217,16 @@ class _Walk:
         return [self._b.sorted(nodes) for nodes, _ in groups]
 
     def _parting(self, group: tuple[str, ...], mates: Mapping[str, str]) -> Parting:
-        others = self._counterparts(group, mates)
-        if others and self._a.op(others[0]) == self._b.op(group[0]):
+        others, firsts = self._counterparts(group, mates), group
+        a: tuple[str, ...]
+        b: tuple[str, ...]
+        agree = self._agree(others, group)
+        chosen = next(filter(None, (self._chosen(*pair) for pair in agree)), None)
+        if chosen:
+            a, b = (chosen[0],), (chosen[1],)
+            others, group = a, b
+            agree = self._agree(a, b)
+        elif others and self._a.op(others[0]) == self._b.op(group[0]):
             a, b = others[:1], group[:1]
         else:
             a, b = self._regions(others, group)
@@ -209,10 +234,10 @@ class _Walk:
             side.origins(side.differing(firsts)) for side, firsts in ((self._a, others), (self._b, group))
         )
         reach = 0
-        for node in group:
+        for node in firsts:
             reach |= self._reach_b[node]
         results = tuple(name for bit, name in enumerate(self._differ) if reach >> bit & 1)
-        return Parting(a, b, self._agree(others, group), (constants[0], constants[1]), results)
+        return Parting(a, b, agree, (constants[0], constants[1]), results)
 
     def _counterparts(self, group: tuple[str, ...], mates: Mapping[str, str]) -> tuple[str, ...]:
         """Return the ops of the first run that do what the group does, in order; empty if there are none."""
@@ -227,6 +252,21 @@ class _Walk:
         readers = [node for node in same if node not in self._a.aligned] or same
         named = [node for node in free if self._a.op(node) == op]
         return tuple([max(readers, key=lambda a: self._likeness(a, group[0]))] if readers else named[:1])
+
+    def _chosen(self, a: str, b: str) -> tuple[str, str] | None:
+        """Return where both sides chose other parts of one tensor, of equal size: copies that have no partner."""
+        first, second = self._a.graph.nodes[a], self._b.graph.nodes[b]
+        if a in self._a.whole or b in self._b.whole or first.numel != second.numel or self._same(a, b):
+            return None
+        ours, theirs = self._a.chooser(a), self._b.chooser(b)
+        if not ours or not theirs or not self._same(self._a.data(ours)[0], self._b.data(theirs)[0]):
+            return None
+        return ours, theirs
+
+    def _same(self, a: str, b: str) -> bool:
+        first, second = self._a.graph.nodes[a], self._b.graph.nodes[b]
+        tolerance = max(first.tolerance, second.tolerance)
+        return first.moments is None or second.moments is None or first.moments.agree(second.moments, tolerance)
 
     def _regions(self, firsts_a: tuple[str, ...], firsts_b: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the ops from the first ones to where both runs do the same again: one op on one weight or datum."""
@@ -289,7 +329,9 @@ class _Walk:
         bit = 1 << self._differ.index(name)
         firsts = [node for node in self._frontier(self._a, self._back_a) if self._reach_a[node] & bit]
         a, b = self._a.graph.results.get(name), self._b.graph.results.get(name)
-        if firsts and (b is None or b in self._b.aligned):
+        if a and b and b in self._b.aligned and (chosen := self._chosen(a, b)):
+            return Parting(chosen[:1], chosen[1:], self._agree(chosen[:1], chosen[1:]), results=(name,))
+        if firsts and (b is None or self._alignment.partners.get(b)):
             return Parting(self._a.region(firsts, self._back_a.reached)[:_REGION], (), (), results=(name,))
         if a in self._a.aligned and b and self._alignment.partners.get(b):
             return Parting((a,), (b,), (), results=(name,))
@@ -304,18 +346,25 @@ def _sides(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tup
         if (counterparts := alignment.counterparts(node))
     }
     matched = frozenset[str]().union(*own_b.values())
+    whole_b = frozenset(node for node, partners in alignment.partners.items() if partners)
+    partners = {names.get(node, node) for node in whole_b for node in alignment.partners[node]}
+    whole_a = frozenset(node for node in alignment.covered if names.get(node, node) in partners)
     own_a = {node: frozenset({names.get(node, node)}) for node in alignment.covered if names.get(node, node) in matched}
     fused_b = frozenset(node for node, partners in alignment.partners.items() if len(partners) > 1)
     wholes = {names.get(whole, whole) for whole in alignment.part_of.values()}
     fused_a = frozenset(node for node in own_a if names.get(node, node) in wholes)
     return (
-        _side(a, alignment.covered, own_a, fused_a),
-        _side(b, frozenset(alignment.partners), own_b, fused_b),
+        _side(a, alignment.covered, whole_a, own_a, fused_a),
+        _side(b, frozenset(alignment.partners), whole_b, own_b, fused_b),
     )
 
 
 def _side(
-    graph: ContentGraph, aligned: frozenset[str], own: Mapping[str, frozenset[str]], fused: frozenset[str]
+    graph: ContentGraph,
+    aligned: frozenset[str],
+    whole: frozenset[str],
+    own: Mapping[str, frozenset[str]],
+    fused: frozenset[str],
 ) -> _Side:
     with_moments = [node for node in graph if node.moments is not None]
     contents = contents_of(with_moments)
@@ -339,7 +388,7 @@ def _side(
         elif node.kind is not Kind.RANDOM and {node.id, *data} <= integral and {*data} <= aligned | beside:
             beside.add(node.id)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    return _Side(graph, order, aligned, roots, kin, fills, integral, frozenset(beside))
+    return _Side(graph, order, aligned, whole, roots, kin, fills, integral, frozenset(beside))
 
 
 def _names(graph: ContentGraph) -> dict[str, str]:

@@ -27,7 +27,7 @@ def moments_of(values: Array) -> Moments:
 
 
 def rows_of(values: Array) -> Array:
-    rows = values.reshape(-1, values.shape[-1])
+    rows = np.where(np.abs(values) < LARGEST, values, 0.0).reshape(-1, values.shape[-1])
     sums = np.stack([rows.sum(1), (rows**2).sum(1), (rows**3).sum(1), np.sin(3 * rows).sum(1)], 1)
     return np.asarray(sums[np.abs(rows).sum(1) > 0])
 
@@ -72,6 +72,13 @@ class Run:
     def constant(self, name: str, values: object) -> str:
         return self._add(f"{self._next()}:0", name, Kind.CONSTANT, np.asarray(values, np.float64), (), copies=False)
 
+    def without_rows(self, *nodes: str) -> None:
+        for node in nodes:
+            self.nodes[node] = replace(self.nodes[node], rows=None)
+
+    def tolerate(self, node: str, tolerance: float) -> None:
+        self.nodes[node] = replace(self.nodes[node], tolerance=tolerance)
+
     def graph(self, **results: str) -> ContentGraph:
         return ContentGraph(dict(self.nodes), results)
 
@@ -86,7 +93,15 @@ class Run:
     def _add(self, name: str, op: str, kind: Kind, values: Array, reads: tuple[str, ...], *, copies: bool) -> str:
         values = np.atleast_1d(values)
         self.nodes[name] = ContentNode(
-            name, op, kind, moments_of(values), reads, copies, numel=values.size, rows=rows_of(values)
+            name,
+            op,
+            kind,
+            moments_of(values),
+            reads,
+            copies,
+            numel=values.size,
+            rows=rows_of(values),
+            shape=values.shape,
         )
         self.values[name] = values
         return name
