@@ -357,7 +357,10 @@ def _compared(file: UserFile, parsed: argparse.Namespace) -> tuple[Finding, dict
     sides = load_sides(file, training=parsed.training)
     with flags.phases_shown():
         verdict = compare_implementations(*sides, seed=parsed.seed, progress=tell_phase)
-    return finding_of(verdict, names, limit=parsed.lines), figures_of(verdict, names)
+    asked = [*(["--same-function"] if parsed.same_function else []), *(["--trace"] if parsed.trace else [])]
+    page = _again(parsed, *asked, "--html", f"{parsed.file.stem}.html")
+    commands = [page] if verdict.parted and parsed.html is None else []
+    return finding_of(verdict, names, limit=parsed.lines, commands=commands), figures_of(verdict, names)
 
 
 def _by_tolerance(file: UserFile, parsed: argparse.Namespace) -> tuple[Finding, dict[str, Any]]:
@@ -396,14 +399,19 @@ def _by_tolerance(file: UserFile, parsed: argparse.Namespace) -> tuple[Finding, 
 
 def _traced(parsed: argparse.Namespace) -> str:
     """Return the command that finds the first difference as well."""
-    mode = {None: [], True: ["--training"], False: ["--inference"]}[parsed.training]
     named = ((name, getattr(parsed, name)) for name in ("stages", "precision", "rtol", "atol"))
     words = [
         f"--{name}={value}"
         for name, value in (*named, *(("ignore", form) for form in parsed.ignore))
         if value is not None
     ]
-    return shlex.join(["hashbench", "numeric", str(parsed.file), *mode, *words, "--trace"])
+    return _again(parsed, *words, "--trace")
+
+
+def _again(parsed: argparse.Namespace, *more: str) -> str:
+    """Return the command with other flags than those of the mode."""
+    mode = {None: [], True: ["--training"], False: ["--inference"]}[parsed.training]
+    return shlex.join(["hashbench", "numeric", str(parsed.file), *mode, *more])
 
 
 # -------------------------------------------------------------------------------------------------------- audit

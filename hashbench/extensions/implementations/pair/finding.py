@@ -79,7 +79,7 @@ def _headline(verdict: ImplementationsVerdict, first: PartedPlace | None, names:
         return "The same function: results differ by rounding, and no op is known at which it begins"
     by = f", by {_units(first.units)}" if first.units is not None else ""
     reach = max((each.units for each in verdict.results if each.units is not None), default=None)
-    ends = f", {_number(reach)} reach the result" if reach is not None else ""
+    ends = "" if reach is None else f", {_number(reach)} reach the result" if reach else ", and no output differs"
     return f"The same function: rounding parts first at {_pair_words(first, names)}{by}{ends}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hashbench.extensions.implementations.pair.verdict import (
     ComparedResult,
@@ -93,6 +94,13 @@ VERDICTS: Mapping[str, ImplementationsVerdict] = {
         columns=COLUMNS,
         joined=JOINED,
         seconds={"record": 1.5},
+    ),
+    "rounding of a gradient": ImplementationsVerdict(
+        Outcome.ROUNDING,
+        parted=(PartedPlace(replace(MM, phase="backward"), replace(ADDMM, phase="backward")),),
+        results=(ComparedResult("output", 0.0), ComparedResult("loss", 0.0)),
+        weights=SAME,
+        dtype="float32",
     ),
     "rounding that no op explains": ImplementationsVerdict(
         Outcome.ROUNDING, results=(ComparedResult("output", 0.5),), weights_reason="one side has none", dtype="float32"
