@@ -101,6 +101,7 @@ def compare_implementations(
         weights_reason=why,
         aligned=(len(ops & partners.keys()), len(ops)),
         fallbacks=fallbacks or None,
+        left=compared.left,
         columns=(columns(compared.a), columns(compared.b)),
         joined=joined(compared.a, compared.b, compared.alignment),
         seconds=seconds,
@@ -119,11 +120,23 @@ def _weights(
     if not all(isinstance(model, torch.nn.Module) for model in (ours, theirs)):
         return None, "a side is no torch.nn.Module"
     try:
-        return compare_models(ours, theirs), ""
+        return _without_lone_buffers(compare_models(ours, theirs), ours, theirs), ""
     except HashbenchError as error:
         return None, error.consequence
     finally:
         seconds["weights"] = time.perf_counter() - started
+
+
+def _without_lone_buffers(held: WeightsVerdict, ours: torch.nn.Module, theirs: torch.nn.Module) -> WeightsVerdict:
+    """Return the verdict without buffers that one side alone has: masks, frequencies, counters. The runs show whether
+    the other side computes them."""
+    names = [{name for name, _ in model.named_buffers()} for model in (ours, theirs)]
+    kept = tuple(
+        each
+        for each in held.differences
+        if each.kind != "missing" or not (set(each.a) <= names[0] and set(each.b) <= names[1])
+    )
+    return replace(held, differences=kept)
 
 
 def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:

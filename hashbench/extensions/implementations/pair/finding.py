@@ -52,6 +52,7 @@ def finding_of(
             ("reaches" if first is not None else "results", _results(verdict)),
             ("weights", _weights(verdict.weights) if verdict.weights is not None else verdict.weights_reason),
             ("aligned", _aligned(verdict, names[1])),
+            ("not compared", f"{join_limited(verdict.left)}, which one side alone returns" if verdict.left else ""),
             ("in lower dtypes", _fallbacks(verdict.fallbacks or {})),
         ),
         table=_values(first, names, limit) if first is not None else None,
@@ -201,7 +202,7 @@ def _number(units: float) -> str:
 def _data(verdict: ImplementationsVerdict) -> dict[str, Any]:
     held = None if verdict.weights is None else of_weights(verdict.weights)
     weights = None if held is None else {"equal": held.equal, "differs": held.differs, **held.data}
-    names = ("reason", "parted", "results", "weights_reason", "dtype", "fallbacks", "seconds")
+    names = ("reason", "parted", "results", "weights_reason", "dtype", "left", "fallbacks", "seconds")
     return {
         "outcome": verdict.outcome.value,
         **{name: _plain(getattr(verdict, name)) for name in names},

@@ -93,6 +93,7 @@ class ImplementationsVerdict:
         results: each result in the models' own dtype.
         weights: of what both hold; ``None`` if not compared, ``weights_reason`` then says why.
         aligned: ops of (b) whose results (a) has too, and all ops of (b).
+        left: names of outputs that one side alone returns: they are not compared.
         fallbacks: ops that were computed in a lower dtype than float64, as they have no float64 kernel or cast inside,
             with their number: what is smaller than their rounding is not seen. Float32, or a name that ends in ``in
             bfloat16``.
@@ -109,6 +110,7 @@ class ImplementationsVerdict:
     weights: WeightsVerdict | None = None
     weights_reason: str = ""
     aligned: tuple[int, int] = (0, 0)
+    left: tuple[str, ...] = ()
     fallbacks: Mapping[str, int] | None = None
     dtype: str = ""
     columns: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = ((), ())
