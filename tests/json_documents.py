@@ -72,6 +72,8 @@ CALLS: Mapping[str, str] = {
     "two checkpoints": "numeric --weights hub.safetensors engine.safetensors --json",
     "the same checkpoint": "numeric --weights hub.safetensors hub.safetensors --json",
     "two implementations": "numeric numeric/pair.py --json",
+    "two dumps": "numeric --dumps hub_dump engine_dump --json",
+    "the same dump": "numeric --dumps hub_dump hub_dump --json",
     "two checks of a pipeline": "pipeline compare checks/base checks/transform --json",
     "recorded kernels": "fingerprint verify base.json --json",
     "recorded kernels of another machine": "fingerprint verify changed.json --json",
@@ -148,6 +150,10 @@ def _write_inputs() -> None:
     safetensors.torch.save_file({"q": q, "k": k, "v": v, "i": torch.arange(9), "n": torch.ones(3)}, "hub.safetensors")
     engine = {"qkv": torch.cat([q, k, v + torch.eye(8, 16)]), "one": torch.ones(3), "i": torch.rand(9)}
     safetensors.torch.save_file(engine, "engine.safetensors")
+    for name, last in (("hub", v), ("engine", v + q)):
+        Path(f"{name}_dump").mkdir()
+        for number, tensor in enumerate((q, k, last)):
+            safetensors.torch.save_file({"x": tensor}, f"{name}_dump/{number}_x.safetensors")
     write_repro(Path("steady"), captured(torch.ops.aten.sort.default, torch.arange(100.0)), said_of())
     weight = torch.tensor([[1.0, -1.0, 2.0]] * 4)
     base = measure.record(lambda: torch.relu(torch.ones(2, 4) @ weight).sum(), name="step")

@@ -299,6 +299,19 @@ RULES: tuple[Requires | Excludes, ...] = (
     Excludes("--same-function", "--ignore"),
     Excludes("--same-function", "--deterministic"),
     Excludes("--same-function", "--tracer"),
+    *(
+        Excludes("--dumps", flag)
+        for flag in (
+            "--training",
+            "--iterations",
+            "--precision",
+            "--atol",
+            "--stages",
+            "--ignore",
+            "--trace",
+            "--same-function",
+        )
+    ),
 )
 """Flags that require or exclude each other, in every command that has both. Alternatives of one setting (``--training |
 --inference``, dtypes) are groups of :meth:`OneLineParser.exclusive`, which the usage shows as such."""

@@ -317,6 +317,12 @@ def _numeric(numeric: OneLineParser, parsed: argparse.Namespace) -> int:
         one, other = parsed.weights
         finding = compare_checkpoints(one, other, limit=parsed.lines)
         return flags.show_finding(finding, parsed, title="hashbench numeric", of=f"{one} and {other}")
+    if getattr(parsed, "dumps", None) is not None:
+        from hashbench.extensions.implementations.dumps.compare import compare_dumps
+
+        one, other = parsed.dumps
+        finding = compare_dumps(one, other, rtol=parsed.rtol, limit=parsed.lines)
+        return flags.show_finding(finding, parsed, title="hashbench numeric", of=f"{one} and {other}")
     if not parsed.file.is_file():  # before torch is imported
         raise HashbenchError(f"cannot check {parsed.file}", consequence="it does not exist", tip="Check the path.")
     from hashbench.core.suites.user_file import UserFile

@@ -126,6 +126,7 @@ VALUES = {
     "--weights": "a b",
     "--deterministic": "off",
     "--tracer": "python",
+    "--dumps": "a b",
 }
 
 
@@ -138,7 +139,7 @@ def test_every_rule_is_of_flags_that_a_command_has(rule: Requires | Excludes, ma
         "hashbench numeric",
     } - ({"hashbench audit"} if "--resume" in flags else set())
     words = [*command.split()[1:], *(["--inference"] if "sweep" in command else [])]
-    words += ["two.py"] if "numeric" in command and "--weights" not in flags else []
+    words += ["two.py"] if "numeric" in command and not {"--weights", "--dumps"} & {*flags} else []
     for one in [rule.flag] if isinstance(rule, Requires) else [rule.flag, rule.other]:
         flag, _, value = one.partition(" ")
         action = PARSERS[command].find(flag)
