@@ -328,8 +328,9 @@ def _numeric(numeric: OneLineParser, parsed: argparse.Namespace) -> int:
     from hashbench.core.suites.user_file import UserFile
     from hashbench.tools.numeric.user_file import EXAMPLE
 
+    example = f"{EXAMPLE}; or make_a(), make_b() and inputs()" if hasattr(parsed, "same_function") else EXAMPLE
     with flags.prints_aside(parsed):
-        file = UserFile.read(parsed.file, example=EXAMPLE)
+        file = UserFile.read(parsed.file, example=example)
         finding, figures = _by_content(numeric, file, parsed) or _by_tolerance(file, parsed)
     return flags.show_finding(finding, parsed, title="hashbench numeric", of=str(parsed.file), **figures)
 

@@ -112,7 +112,9 @@ def _facts_of(parted: PartedPlace, names: tuple[str, str], dtype: str) -> Facts:
         if len(place.ops) > 1:
             found.append((f"region of {name}", f"{count(len(place.ops), 'op')}: {join_limited(place.ops)}"))
     inputs = [_paired(one, other, names) for one, other in parted.inputs]
-    constants = [f"{name}: {one} ({first}), {other} ({second})" for name, one, other in parted.constants]
+    constants = [
+        f"{name}: {one or 'none'} ({first}), {other or 'none'} ({second})" for name, one, other in parted.constants
+    ]
     share = f"{percent(parted.share)} of the elements" if parted.share is not None else ""
     by = f"by at most {_units(parted.units)}{f' of {dtype}' if dtype else ''}" if parted.units is not None else ""
     return (
@@ -159,7 +161,7 @@ def _weights(verdict: WeightsVerdict) -> str:
 
 def _aligned(verdict: ImplementationsVerdict, name: str) -> str:
     held, ops = verdict.aligned
-    return f"{held} of {count(ops, 'op')} of {name} compute what the other side has" if ops else ""
+    return f"the other side has what {held} of {count(ops, 'op')} of {name} left" if ops else ""
 
 
 def _fallbacks(ops: Mapping[str, int]) -> str:
