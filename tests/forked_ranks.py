@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hashbench.core.diagnose.rank_processes import Peers, started
 from hashbench.core.processes import variables
 from hashbench.extensions.ranks.launch import RanksEnd
-from hashbench.extensions.ranks.processes import Peers, started
 
 
 def run_ranks(

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from hashbench.extensions.ranks.processes import Peers
+from hashbench.core.diagnose.rank_processes import Peers
 
 
 def meets(peers: Peers, number: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from hashbench.core.diagnose.calls.call import CapturedCall
 from hashbench.core.diagnose.calls.capture import CaptureError
 from hashbench.core.diagnose.named_call import kernel_of, write_kernel
+from hashbench.core.diagnose.rank_processes import backend_for
 from hashbench.core.errors import bounded
 from hashbench.core.records import OpRecord
 from hashbench.core.run.recorder import CallCapture
@@ -26,7 +27,6 @@ from hashbench.core.trace.collective_ops import KINDS, RECEIVE, UNKNOWN, Collect
 from hashbench.core.trace.groups import RankGroups
 from hashbench.extensions.ranks.contributions import ContributionWatcher, save, write_script
 from hashbench.extensions.ranks.notes import REPRO, CaptureNote, NamedCall, write_note
-from hashbench.extensions.ranks.processes import backend_for
 
 _NOT_REPEATED = frozenset({"send", RECEIVE, UNKNOWN})
 """Kinds of exchange that ranks with their contributions alone do not repeat."""

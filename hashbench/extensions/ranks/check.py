@@ -22,6 +22,7 @@ from hashbench.core.catalog import EXPERIMENTS, Origin, Status
 from hashbench.core.check import pipeline
 from hashbench.core.check.row import keep_draft
 from hashbench.core.diagnose import causes, driver
+from hashbench.core.diagnose.rank_processes import RankEnd, backend_for, started
 from hashbench.core.diagnose.repro.writer import new_folder
 from hashbench.core.divergence.collective_calls import contributed_by, nodes_of_call
 from hashbench.core.processes import tell_phase
@@ -50,7 +51,6 @@ from hashbench.extensions.ranks.contributions import repeated_alone, write_scrip
 from hashbench.extensions.ranks.diagnosis import RankDiagnosisTask, read_diagnosis
 from hashbench.extensions.ranks.facts import RankFacts
 from hashbench.extensions.ranks.find import find_across_ranks
-from hashbench.extensions.ranks.processes import RankEnd, backend_for, started
 from hashbench.extensions.ranks.replicas import ReplicaDifference, check_replicas
 from hashbench.extensions.ranks.runs import RankAnswer, RankRuns, read_answer, trace_path
 from hashbench.extensions.ranks.verdict import RankDivergence, RanksVerdict

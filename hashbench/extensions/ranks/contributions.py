@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from hashbench.core.diagnose.rank_processes import Peers, started
 from hashbench.core.diagnose.repro import REPRO_SECONDS
 from hashbench.core.diagnose.repro.writer import SCRIPT_FILE, heading, metadata, render
 from hashbench.core.io import replace_file
 from hashbench.core.records import ExperimentResult
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.digest import untraced
-from hashbench.extensions.ranks.processes import Peers, started
 
 TIMES = 20
 """Repetitions that are compared with the first."""

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.core.diagnose import driver
+from hashbench.core.diagnose.rank_processes import Peers
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.records import Diagnosis, Failure, Trace
 from hashbench.core.run.outcome import Given, Outcome, Run, RunMaker
 from hashbench.extensions.ranks.contributions import ContributionWatcher, save
-from hashbench.extensions.ranks.processes import Peers
 from hashbench.extensions.ranks.runs import RankRunMaker, RankRuns
 
 _STOP = "stop"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hashbench.core.check.model import BenchmarkRunner, prepared_run
+from hashbench.core.diagnose.rank_processes import Peers
 from hashbench.core.errors import log_error
 from hashbench.core.io import from_json, read_json, replace_file, to_json
 from hashbench.core.processes import peak_memory_mib
@@ -42,7 +43,6 @@ from hashbench.core.run.settings import deterministic_settings
 from hashbench.core.suites.python_suites import imported_once
 from hashbench.core.trace import file
 from hashbench.core.trace.digest import untraced
-from hashbench.extensions.ranks.processes import Peers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from sweep_helpers import alive, wait_until
 from hashbench.core.catalog import EXPERIMENTS, Role
 from hashbench.core.check.model import run_model
 from hashbench.core.diagnose.fresh_process import SERVER_VARIABLE
+from hashbench.core.diagnose.rank_processes import RankEnd
 from hashbench.core.divergence.collective_calls import nodes_of_call
 from hashbench.core.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunOptions
 from hashbench.core.trace import file
 from hashbench.core.workers import Fork, request_for
 from hashbench.extensions.ranks import check as ranks
 from hashbench.extensions.ranks.check import RankPair
-from hashbench.extensions.ranks.processes import RankEnd
 from hashbench.extensions.ranks.runs import RankAnswer, RankRuns
 from tests.flat_rows import flat
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from forked_ranks import run_ranks
 
 from hashbench import HashDebugTrace
+from hashbench.core.diagnose.rank_processes import started
 from hashbench.extensions.ranks.contributions import ContributionWatcher, counts_in, save, write_script
-from hashbench.extensions.ranks.processes import started
 
 
 def reduced(content: torch.Tensor) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sweep_helpers import alive, wait_until
 
-from hashbench.extensions.ranks import processes
-from hashbench.extensions.ranks.processes import RankEnd, backend_for, started
+from hashbench.core.diagnose import rank_processes
+from hashbench.core.diagnose.rank_processes import RankEnd, backend_for, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_servers")]
 
@@ -33,7 +33,7 @@ def test_ranks_meet_in_groups_one_after_the_other(tmp_path: Path) -> None:
 def test_a_rank_that_dies_is_named_and_the_others_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, words: str, last: str
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(rank_processes, "GRACE_SECONDS", 0.2)
 
     with started("rank_targets:one_dies", (how,), world_size=2, folder=tmp_path) as ranks:
         ends = ranks.wait()
@@ -56,7 +56,9 @@ def test_ranks_that_go_on_are_killed_when_the_time_is_up_or_the_context_is_left(
 
 
 def test_a_lost_rank_is_said_to_be_lost(tmp_path: Path) -> None:
-    assert RankEnd(0, processes.LOST, 1.0, tmp_path / "none").in_words() == ("rank 0 was lost: its fork server ended")
+    assert RankEnd(0, rank_processes.LOST, 1.0, tmp_path / "none").in_words() == (
+        "rank 0 was lost: its fork server ended"
+    )
 
 
 def test_groups_of_the_cpu_use_gloo() -> None:

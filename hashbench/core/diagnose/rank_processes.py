@@ -1,4 +1,4 @@
-"""Start the ranks of a zoo model: one process each, forked from a fork server, with a folder in which they meet.
+"""Start the ranks of a program: one process each, forked from a fork server, with a folder in which they meet.
 
     with started("package.module:function", (1, 2), world_size=2, folder=folder) as ranks:
         ends = ranks.wait(60.0)
