@@ -24,6 +24,7 @@ from hashbench.extensions.implementations.pair.rounded import (
     rounded_place,
 )
 from hashbench.extensions.implementations.pair.running import recorded
+from hashbench.extensions.implementations.pair.shards import fitted
 from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, build, common_names
 from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
 from hashbench.extensions.implementations.verdict import WeightsVerdict
@@ -114,6 +115,8 @@ def compare_implementations(
 def _weights(
     a: Side, b: Side, seed: int, seconds: dict[str, float], say: Progress
 ) -> tuple[WeightsVerdict | None, str]:
+    if max(a.ranks, b.ranks) > 1:
+        return None, "a side runs on several ranks: weights are compared where ops read them"
     say("compare weights")
     started = time.perf_counter()
     ours, theirs = build(a, seed).model, build(b, seed).model
@@ -196,6 +199,8 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
     first = recorded(a, seed, wide=False)
     say("run (b) in its own dtype")
     second = recorded(b, seed, wide=False)
+    first = fitted(first, second.results, {ours: theirs for theirs, ours in compared.names.items()})
+    second = fitted(second, first.results, compared.names)
     pair = low_pair(wide, (first, second))
     results = compared_results(first, second, compared.names)
     dtype = next((str(value.dtype).removeprefix("torch.") for value in second.results.values()), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hashbench.core.suites.user_file import UserFile, takes_an_argument
@@ -23,7 +24,8 @@ def load_sides(file: UserFile, *, training: bool | None) -> tuple[Side, Side]:
     """Return the sides of a file with ``make_a``, ``make_b`` and ``inputs``, or with ``before``, ``after`` and it.
 
     Optional are ``outputs`` and ``loss``; each of ``inputs``, ``outputs`` and ``loss`` may be one function for both
-    sides, or one for each, such as ``inputs_a``. Nothing but the file is run here.
+    sides, or one for each, such as ``inputs_a``. ``RANKS_A`` and ``RANKS_B`` are numbers of processes that run a side
+    together. Nothing but the file is run here.
 
     Args:
         file: what the user wrote.
@@ -42,6 +44,8 @@ def load_sides(file: UserFile, *, training: bool | None) -> tuple[Side, Side]:
             inputs=_inputs(file, side),
             outputs=_picks(file, "outputs", side),
             loss=None if training is False else _picks(file, "loss", side),
+            ranks=_ranks(file, side),
+            again=(f"{__name__}:read_side", (str(file.path.absolute()), side, training)),
         )
         for side, make in zip(SIDES, makers, strict=True)
     ]
@@ -51,6 +55,20 @@ def load_sides(file: UserFile, *, training: bool | None) -> tuple[Side, Side]:
             "Add a function loss(result) that returns a scalar, or loss_a and loss_b.",
         )
     return sides[0], sides[1]
+
+
+def read_side(path: str, side: str, training: bool | None) -> Side:
+    """Read one side of a file in another process."""
+    sides = load_sides(UserFile.read(Path(path), example=EXAMPLE), training=training)
+    return sides[SIDES.index(side)]
+
+
+def _ranks(file: UserFile, side: str) -> int:
+    name = f"RANKS_{side.upper()}"
+    ranks = file.names.get(name, 1)
+    if type(ranks) is not int or ranks < 1:
+        raise file.unusable(f"its {name} is {ranks!r}", f"Write a number of processes, such as {name} = 2.")
+    return ranks
 
 
 def _makers_of_pair(file: UserFile) -> list[Callable[[], Any]]:

@@ -15,7 +15,7 @@ from hashbench.core.records import OpRecord, Trace
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.arguments import generator_digest, mapped, tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
-from hashbench.core.trace.digest import unobserved
+from hashbench.core.trace.digest import has_no_data, local_tensor, unobserved
 from hashbench.core.trace.op_schema import Pattern, plan_of
 from hashbench.core.trace.storage_writers import covers_storage, view_key
 from hashbench.extensions.implementations.pair.moments import additive_digest, measure
@@ -89,6 +89,7 @@ class RecordedRun:
         calls: calls that wrote these, by record.
         fallbacks: calls of each op that was computed in a lower dtype.
         seconds: how long it took.
+        parts: results of each rank, of a run of several.
     """
 
     graph: ContentGraph
@@ -100,6 +101,7 @@ class RecordedRun:
     calls: Mapping[str, Call] = field(default_factory=dict)
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    parts: tuple[Mapping[str, torch.Tensor], ...] = ()
 
     def record_of(self, node: str) -> OpRecord | None:
         """Return the record of a node; ``None`` of a leaf."""
@@ -166,11 +168,14 @@ class ContentRecorder(TraceCallback):
         self._reads: list[str] = []
         self._token = object()
         self._constants = 0
+        self._under_way: dict[str, torch.Tensor] = {}
+        self._operands: dict[str, float] = {}
 
     # ------------------------------------------------------------------------------------------------- leaves
 
     def register(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
         """Add a leaf before the run."""
+        tensor = local_tensor(tensor)
         contents = self._contents(tensor)
         if contents is not None and view_key(tensor) in contents.views:
             return  # tied
@@ -186,8 +191,11 @@ class ContentRecorder(TraceCallback):
             all_of_them = plan.seeded or _without_overload(func) in OVERWRITES
             written = plan.written_tensors(args, kwargs) if all_of_them else plan.written_tensors((), kwargs)
             overwritten = {id(tensor) for tensor in written}
-        tensors = [tensor for tensor in tensors_in([args, kwargs]) if id(tensor) not in overwritten]
-        self._reads = [self.read(tensor) for tensor in tensors]
+        read: Any = [args, kwargs]
+        if plan.collective is not None:
+            read = [value for _, value in plan.collective.contributed(args, kwargs, is_root=True)]
+        tensors = [tensor for tensor in tensors_in(read) if id(tensor) not in overwritten]
+        self._reads = [self.read(tensor, arrived=not plan.waits) for tensor in tensors]
         if plan.seeded:
             self._drawn_from = generator_digest(args, kwargs)
         if node in self._kept_calls:
@@ -195,7 +203,11 @@ class ContentRecorder(TraceCallback):
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Add a node for each tensor that the call returned or wrote."""
+        if any(has_no_data(type(tensor)) for tensor in tensors_in(output)):
+            return  # shape propagation of DTensor
         plan = plan_of(func)
+        if plan.waits:
+            self._arrived(self._reads)
         written = plan.written_tensors(args, kwargs)
         known = {id(tensor) for tensor in written}
         reads = tuple(dict.fromkeys(self._reads))
@@ -209,6 +221,8 @@ class ContentRecorder(TraceCallback):
                 self._forget_views(tensor, in_place=id(tensor) in known)
             kind = Kind.RANDOM if drawn and not is_view else self._kind(reads)
             origin = Output(node, index, _text(tensor))
+            if plan.collective is not None:  # of other ranks' data, which may arrive later
+                kind, self._under_way[name] = Kind.COMPUTED, tensor
             self._add(name, str(func), kind, tensor, reads, copies=copies or is_view, origin=origin)
             contents = self._contents(tensor)
             if contents is not None and not is_view:
@@ -218,20 +232,32 @@ class ContentRecorder(TraceCallback):
         if self._tick is not None:
             self._tick()
 
-    def read(self, tensor: torch.Tensor) -> str:
-        """Return the node of what a tensor holds now; a new one if only a part of what was written is read."""
+    def read(self, tensor: torch.Tensor, *, arrived: bool = True) -> str:
+        """Return the node of what a tensor holds now; a new one if only a part of what was written is read.
+
+        What a collective writes is measured at its first read: ``arrived`` is false before a wait for it.
+        """
         contents = self._contents(tensor)
         if contents is None:
             return self._constant(tensor)
         found = contents.views.get(view_key(tensor))
         if found is not None:
+            if arrived:
+                self._arrived([found])
             return found
         if not contents.writers:
             return self._constant(tensor)
         reads = tuple(contents.writers)
+        self._arrived(reads)
         return self._add(f"part/{len(self.nodes)}", "", self._kind(reads), tensor, reads, copies=True)
 
     # ------------------------------------------------------------------------------------------------- helpers
+
+    def _arrived(self, nodes: Iterable[str]) -> None:
+        """Keep what collectives have written."""
+        for name in nodes:
+            if (tensor := self._under_way.pop(name, None)) is not None:
+                self.nodes[name] = self._kept(self.nodes[name], tensor)
 
     def _constant(self, tensor: torch.Tensor) -> str:
         """Add a tensor that no recorded op wrote and nobody registered."""
@@ -249,15 +275,29 @@ class ContentRecorder(TraceCallback):
             storage._hashbench_contents = found  # type: ignore[attr-defined]
         return found
 
+    def _kept(self, node: ContentNode, tensor: torch.Tensor) -> ContentNode:
+        """Keep what is asked for of a tensor; return the node with its moments."""
+        if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+            return node
+        if node.id in self._keep:
+            self.values[node.id] = tensor.detach().cpu().clone()
+        if self._keep:
+            return node
+        if self._wide is None:
+            self.digests[node.id] = additive_digest(tensor)
+            return node
+        return self._measured(node, tensor)
+
     def _measured(self, node: ContentNode, tensor: torch.Tensor) -> ContentNode:
         """Return the node with the moments of its tensor."""
         before = self.nodes[node.reads[0]] if node.copies and len(node.reads) == 1 else None
         if before is not None and node.kind is Kind.CONSTANT and before.moments and before.numel == node.numel:
-            self._largest[node.id] = self._largest[before.id]
+            self._largest[node.id], self._operands[node.id] = self._largest[before.id], 0.0
             return replace(node, moments=before.moments)  # a weight that is transposed for each use
-        operands = 0.0 if node.copies else max((self._largest.get(read, 0.0) for read in node.reads), default=0.0)
+        known = self._operands if node.copies else self._largest
+        operands = max((known.get(read, 0.0) for read in node.reads), default=0.0)
         found = measure(tensor, operands=operands, rows=node.kind in (Kind.INPUT, Kind.COMPUTED))
-        self._largest[node.id] = found.largest
+        self._largest[node.id], self._operands[node.id] = found.largest, operands
         return replace(node, moments=found.moments, rows=found.rows, ordered=found.ordered)
 
     def _forget_views(self, tensor: torch.Tensor, *, in_place: bool) -> None:
@@ -289,16 +329,7 @@ class ContentRecorder(TraceCallback):
         if name in self._given:
             self._replace(tensor, self._given[name], restored=not op)
         node = ContentNode(name, op, kind, None, reads, copies, tolerance, tensor.numel(), shape=tuple(tensor.shape))
-        if tensor.layout is torch.strided and not tensor.is_meta and tensor.numel():
-            if name in self._keep:
-                self.values[name] = tensor.detach().cpu().clone()
-            if self._keep:
-                pass
-            elif self._wide is None:
-                self.digests[name] = additive_digest(tensor)
-            else:
-                node = self._measured(node, tensor)
-        self.nodes[name] = node
+        self.nodes[name] = node if name in self._under_way else self._kept(node, tensor)
         self.outputs[name] = origin or Output(name, 0, _text(tensor))
         contents = self._contents(tensor)
         if contents is not None:
@@ -375,7 +406,7 @@ def record_run(
             if mode is not None:
                 stack.enter_context(default_dtype(torch.float64))
                 stack.enter_context(mode)
-            results = run()
+            results = {name: local_tensor(tensor) for name, tensor in run().items()}
             with unobserved():
                 named = {name: recorder.read(tensor) for name, tensor in results.items()}
     finally:

@@ -32,12 +32,19 @@ class Side:
         inputs: returns a tuple of arguments, a dict of keyword arguments, or one tensor.
         outputs: picks what is compared from the returned value: any nesting of tensors. Default: all of it.
         loss: returns a scalar from the returned value; with it gradients are compared as well.
+        ranks: number of processes that run it together: ``make`` and ``inputs`` are called in each, with
+            ``torch.distributed`` initialised (gloo). Functions are then sent by name: no lambdas, none of a script.
+        rank_seconds: time limit of one run of these.
+        again: ``module:function`` and arguments that return this side, instead of functions by name.
     """
 
     make: Callable[[], Any]
     inputs: Callable[[], Any]
     outputs: Callable[[Any], Any] | None = None
     loss: Callable[[Any], torch.Tensor] | None = None
+    ranks: int = 1
+    rank_seconds: float = 600.0
+    again: tuple[str, tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

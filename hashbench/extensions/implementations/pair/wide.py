@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.core.divergence.content import COARSE, EXACT, FALLBACK
 from hashbench.core.trace.arguments import mapped, tensors_in
-from hashbench.core.trace.digest import dtype_name, untraced
+from hashbench.core.trace.digest import dtype_name, is_distributed, untraced
 from hashbench.core.trace.op_schema import plan_of
 
 WIDER = {
@@ -58,14 +58,17 @@ class WideMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Call the op in float64; in a lower dtype where that fails and another one does not."""
+        if any(map(is_distributed, types)):
+            return NotImplemented  # the class then dispatches ops on local tensors
         with untraced():
             args, wide = mapped(tuple(args), self._wide), mapped(dict(kwargs or {}), self._wide)
-            inside = _rounded_inside(func, args, wide)
+            once = _is_collective(func)  # the same number of times on every rank
+            inside = None if once else _rounded_inside(func, args, wide)
         try:
             with self._lower(inside):
                 output = func(*args, **wide)
         except Exception:
-            for narrower in _NARROWER:
+            for narrower in () if once else _NARROWER:
                 called, output = self._narrow(func, args, wide, narrower)
                 if called:
                     self._count(func, narrower[torch.float64])
@@ -145,6 +148,11 @@ def tolerance_of(low: torch.dtype) -> float:
 
 def _wide_result(leaf: Any) -> Any:
     return leaf.to(WIDER[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER else leaf
+
+
+def _is_collective(func: Any) -> bool:
+    plan = plan_of(func)
+    return plan.collective is not None or plan.waits
 
 
 def _rounded_inside(func: Any, args: Any, kwargs: Any) -> torch.dtype | None:
