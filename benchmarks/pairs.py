@@ -120,6 +120,15 @@ def sides(row: Row) -> tuple[Side, Side]:
     return side("a", module.make_a), side("b", lambda: module.make_b(row.fault))
 
 
+def code(source: str) -> str:
+    """Return a place of a file of the corpus with the code of its line."""
+    name, _, number = source.partition(" ")[0].partition(":")
+    path = FOLDER / name
+    if not path.is_file() or not number.isdecimal():
+        return source
+    return f"{name}:{number} {path.read_text(encoding='utf-8').splitlines()[int(number) - 1].strip()}"
+
+
 def bare(op: str) -> str:
     """Return ``softmax`` of ``aten._softmax.default``."""
     return op.removeprefix("aten.").partition(".")[0].strip("_")
@@ -144,7 +153,7 @@ class Scored:
         self.layer = (
             bool(leading)
             and self.right
-            and (not wanted or any(text in place.module or text in place.source for text in wanted))
+            and (not wanted or any(text in place.module or text in code(place.source) for text in wanted))
         )
         if self.row.op:
             names = place.ops[: MOST_OPS + 1] or (place.op,)

@@ -82,6 +82,9 @@ class Rank(nn.Module):
         bias = self.o_bias if self.rank == 0 or fault == "bias_twice" else None
         return F.linear(o.transpose(1, 2).flatten(2), self.o, bias)  # fault: bias_twice
 
+    def forward(self, y, kind):
+        return self.attend(y) if kind == "attention" else self.feed(y)
+
     def feed(self, y):
         fault = self.fault
         gate, up = F.linear(y, self.gate_up, self.gate_up_bias).chunk(2, -1)
@@ -111,7 +114,7 @@ class Ranks(nn.Module):
         for number, (ranks, norms) in enumerate(zip(self.layers, self.norms, strict=True)):
             here = fault if number == 1 else ""
             y = norms[0](x)
-            h = [rank.attend(y) for rank in ranks]
+            h = [rank(y, "attention") for rank in ranks]
             total = h[0] if here == "reduce_missing" else h[0] + h[1]
             if here == "reduce_mean":
                 total = total / 2  # fault: reduce_mean
@@ -119,7 +122,7 @@ class Ranks(nn.Module):
                 total = h[0] + x + h[1]
             x = x + total  # fault: reduce_missing, residual_on_both
             y = norms[1](x)
-            h = [rank.feed(y) for rank in ranks]
+            h = [rank(y, "mlp") for rank in ranks]
             if here == "reduce_later":  # a clean variation
                 x = (x / 2 + h[0]) + (x / 2 + h[1])
             elif here == "reduced_twice":

@@ -19,7 +19,7 @@ LEAST = {"verdict": 0.98, "layer": 0.95, "op": 0.90}
 
 SAMPLE = {
     ("llama_engine", "", "interleaved"),
-    ("llama_engine", "bfloat16", "one_rounding"),
+    ("segment_pools", "bfloat16", "up_as_convolution"),
     ("llama_decode", "", "window"),
     ("qwen_packed", "", "running_positions"),
     ("gpt2_nano", "", "eps"),
