@@ -59,7 +59,10 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("core extensions", ""),
     ("extensions.debugmode", "random_ops"),
     ("extensions.implementations", "state"),
-    ("extensions.implementations.pair", "check file moments places record rounded run_files running shards sides wide"),
+    (
+        "extensions.implementations.pair",
+        "check file moments places record rounded run_files running settled shards sides stand_ins wide",
+    ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (
         "extensions.compiled",

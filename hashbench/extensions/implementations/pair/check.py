@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from hashbench.core.divergence.content import ContentAlignment, ContentGraph, Parting
-from hashbench.core.divergence.content_align import align_contents
-from hashbench.core.divergence.content_walk import find_partings
+from hashbench.core.divergence.content import Parting
 from hashbench.core.errors import HashbenchError, named_line
-from hashbench.extensions.implementations.pair.order import other_order, with_order
 from hashbench.extensions.implementations.pair.places import columns, joined, parted_place
-from hashbench.extensions.implementations.pair.record import RecordedRun
 from hashbench.extensions.implementations.pair.rounded import (
     SHOWN,
     compared_results,
@@ -24,8 +20,9 @@ from hashbench.extensions.implementations.pair.rounded import (
     rounded_place,
 )
 from hashbench.extensions.implementations.pair.running import recorded
+from hashbench.extensions.implementations.pair.settled import MOST_PARTED, Compared, Settled, drawn, settle
 from hashbench.extensions.implementations.pair.shards import fitted
-from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, build, common_names
+from hashbench.extensions.implementations.pair.sides import Side, build
 from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
 from hashbench.extensions.implementations.verdict import WeightsVerdict
 from hashbench.extensions.implementations.weights import compare_models
@@ -33,27 +30,6 @@ from hashbench.extensions.implementations.weights import compare_models
 __all__ = ["Side", "compare_implementations"]
 
 Progress = Callable[[str], None]
-
-MOST_PARTED = 8
-"""Independent places that are looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Both sides in float64.
-
-    Attributes:
-        a, b: the runs.
-        names: name in (a) of each compared output of (b).
-        left: names of outputs that one side lacks.
-        alignment: which contents correspond.
-    """
-
-    a: RecordedRun
-    b: RecordedRun
-    names: Mapping[str, str]
-    left: tuple[str, ...]
-    alignment: ContentAlignment
 
 
 def compare_implementations(
@@ -78,18 +54,21 @@ def compare_implementations(
     held, why = _weights(a, b, seed, seconds, say) if weights else (None, "not asked for")
     started = time.perf_counter()
     try:
-        compared = _in_float64(a, b, seed, say)
+        settled = settle(a, b, seed, say)
     except HashbenchError:
         raise
     except Exception as error:  # whatever a model raises
         reason = f"a run in float64 raised {named_line(error)}"
         return ImplementationsVerdict(Outcome.NOT_KNOWN, reason, weights=held, weights_reason=why)
     seconds["float64"] = time.perf_counter() - started
-    say("walk back")
-    graphs = compared.a.graph, compared.b.graph, compared.alignment
-    partings = tuple(with_order(*graphs, parting) for parting in find_partings(*graphs)) or other_order(*graphs)
     started = time.perf_counter()
-    verdict = _mistake(a, b, seed, compared, partings, say) if partings else _rounding(a, b, seed, compared, say)
+    compared = settled.compared
+    if settled.partings:
+        verdict = _mistake(settled)
+    elif settled.undecided:
+        verdict = _undecided(settled)
+    else:
+        verdict = _rounding(a, b, seed, compared, say)
     seconds["own dtype"] = time.perf_counter() - started
     partners = compared.alignment.partners
     ops = {node.id for node in compared.b.graph if node.op}
@@ -106,6 +85,7 @@ def compare_implementations(
         columns=(columns(compared.a), columns(compared.b)),
         joined=joined(compared.a, compared.b, compared.alignment),
         seconds=seconds,
+        notes=settled.notes,
     )
 
 
@@ -142,54 +122,26 @@ def _without_lone_buffers(held: WeightsVerdict, ours: torch.nn.Module, theirs: t
     return replace(held, differences=kept)
 
 
-def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
-    say("run (a) in float64")
-    first = recorded(a, seed, wide=True)
-    say("run (b) in float64")
-    second = recorded(b, seed, wide=True)
-    names, left = common_names(first.graph.results, second.graph.results)
-    if not names:
-        raise HashbenchError(
-            "cannot compare these implementations",
-            consequence=f"(a) returns {_listed(first)} and (b) returns {_listed(second)}: no output is in both",
-            tip="Say what is compared, by outputs or outputs_a and outputs_b.",
-        )
-    say("align")
-    one, other = _renamed(first.graph, second.graph, names)
-    alignment = align_contents(one, other)
-    return Compared(replace(first, graph=one), replace(second, graph=other), names, left, alignment)
-
-
-def _renamed(a: ContentGraph, b: ContentGraph, names: Mapping[str, str]) -> tuple[ContentGraph, ContentGraph]:
-    """Return both graphs with the same name for each compared output, and with all gradients."""
-    theirs = {name: node for name, node in b.results.items() if name in names or name.startswith(GRADIENT)}
-    ours = {name: a.results[wanted] for name, wanted in names.items()}
-    ours |= {name: node for name, node in a.results.items() if name.startswith(GRADIENT)}
-    return ContentGraph(a.nodes, ours), ContentGraph(b.nodes, theirs)
-
-
-def _listed(run: RecordedRun) -> str:
-    return ", ".join(run.graph.results) or "no tensor"
-
-
-def _mistake(
-    a: Side, b: Side, seed: int, compared: Compared, partings: tuple[Parting, ...], say: Progress
-) -> ImplementationsVerdict:
+def _mistake(settled: Settled) -> ImplementationsVerdict:
     """Describe where two functions part."""
+    compared, partings = settled.compared, settled.mistakes or settled.partings
     if not any(parting.a or parting.b for parting in partings):
         reached = ", ".join(dict.fromkeys(name for parting in partings for name in parting.results))
         return ImplementationsVerdict(Outcome.NOT_KNOWN, f"no op was found behind {reached or 'the results'}")
-    say("read the values where they part")
-    shown = partings[:MOST_PARTED]
-    ours, theirs = (
-        recorded(side, seed, wide=True, keep=frozenset(keep)).values
-        for side, keep in (
-            (a, [node for parting in shown for node in parting.a[:1]]),
-            (b, [node for parting in shown for node in parting.b[:1]]),
-        )
-    )
-    parted = tuple(parted_place(compared.a, compared.b, parting, ours, theirs) for parting in shown)
+    parted = tuple(parted_place(compared.a, compared.b, parting, *settled.values) for parting in partings[:MOST_PARTED])
+    if not settled.mistakes:
+        return ImplementationsVerdict(Outcome.NOT_KNOWN, drawn(compared.b, partings[0].b[0]), parted=parted)
     return ImplementationsVerdict(Outcome.MISTAKE, parted=parted)
+
+
+def _undecided(settled: Settled) -> ImplementationsVerdict:
+    """Describe draws that differ, and choices between equal values."""
+    compared = settled.compared
+    parted = tuple(
+        replace(parted_place(compared.a, compared.b, Parting((each.a,), (each.b,), ()), {}, {}), note=sentence)
+        for each, sentence in settled.undecided[:MOST_PARTED]
+    )
+    return ImplementationsVerdict(Outcome.NOT_KNOWN, settled.reason, parted=parted)
 
 
 def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) -> ImplementationsVerdict:

@@ -179,6 +179,7 @@ def _values(parted: PartedPlace, names: tuple[str, str], limit: int) -> Table:
 
 
 def _notes(verdict: ImplementationsVerdict, limit: int) -> Iterator[str]:
+    yield from verdict.notes
     if len(verdict.parted) > 1 + FURTHER:
         yield f"They part in {len(verdict.parted)} places, of which {1 + FURTHER} are shown: --json has all."
     if verdict.parted and len(verdict.parted[0].values) > limit:

@@ -87,6 +87,7 @@ class RecordedRun:
         digests: additive digests by node; empty of a run in float64.
         values: values of the nodes that were asked for.
         calls: calls that wrote these, by record.
+        parameters: names of the leaves that are parameters.
         fallbacks: calls of each op that was computed in a lower dtype.
         seconds: how long it took.
         parts: results of each rank, of a run of several.
@@ -99,6 +100,7 @@ class RecordedRun:
     digests: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
     calls: Mapping[str, Call] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     parts: tuple[Mapping[str, torch.Tensor], ...] = ()
@@ -107,6 +109,13 @@ class RecordedRun:
         """Return the record of a node; ``None`` of a leaf."""
         wanted = self.outputs[node].record
         return next((record for record in self.trace.records if record.id == wanted), None)
+
+    def place(self, node: str) -> str:
+        """Return ``op in module``; the name of a leaf."""
+        record = self.record_of(node)
+        if record is None:
+            return node
+        return f"{record.op} in {record.module}" if record.module else record.op
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +405,7 @@ def record_run(
     """
     mode = WideMode() if wide else None
     recorder = ContentRecorder(mode, keep=keep, given=given, tick=tick)
-    started = time.perf_counter()
+    leaves, started = tuple(leaves), time.perf_counter()
     trace = HashDebugTrace(model=model, watcher=recorder, tracer="python", source_lines=True)
     try:
         for kind, name, tensor in leaves:
@@ -427,6 +436,7 @@ def record_run(
         recorder.digests,
         recorder.values,
         recorder.calls,
+        frozenset(name for _, name, tensor in leaves if isinstance(tensor, torch.nn.Parameter)),
         dict(mode.fallbacks) if mode is not None else {},
         time.perf_counter() - started,
     )

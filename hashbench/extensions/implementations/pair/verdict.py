@@ -101,6 +101,7 @@ class ImplementationsVerdict:
         columns: for the page: ops of each side in order (id, text as ``aten.mm.default in layers.0.attn``), and
             ``joined`` the pairs of ids that hold the same.
         seconds: how long each part took, by name.
+        notes: what was taken for equal, as sentences.
     """
 
     outcome: Outcome
@@ -116,3 +117,4 @@ class ImplementationsVerdict:
     columns: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = ((), ())
     joined: tuple[tuple[str, str], ...] = ()
     seconds: Mapping[str, float] | None = None
+    notes: tuple[str, ...] = ()

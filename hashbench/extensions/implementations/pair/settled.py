@@ -1,0 +1,209 @@
+"""Both sides in float64, until nothing parts that may differ between two right sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hashbench.core.divergence.content import ContentAlignment, ContentGraph, Parting
+from hashbench.core.divergence.content_align import align_contents
+from hashbench.core.divergence.content_walk import find_partings
+from hashbench.core.errors import HashbenchError
+from hashbench.extensions.implementations.pair.order import other_order, with_order
+from hashbench.extensions.implementations.pair.record import RecordedRun
+from hashbench.extensions.implementations.pair.running import recorded
+from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, common_names
+from hashbench.extensions.implementations.pair.stand_ins import (
+    StandIn,
+    Why,
+    choices,
+    draws,
+    near_constants,
+    outputs_to_keep,
+    rounded_constants,
+    unlike_draw,
+)
+
+Progress = Callable[[str], None]
+
+MOST_PARTED = 8
+"""Independent places that are looked at."""
+
+ROUNDS = 4
+"""Runs of (b) with contents of (a), at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Both sides in float64.
+
+    Attributes:
+        a, b: the runs.
+        names: name in (a) of each compared output of (b).
+        left: names of outputs that one side lacks.
+        alignment: which contents correspond.
+    """
+
+    a: RecordedRun
+    b: RecordedRun
+    names: Mapping[str, str]
+    left: tuple[str, ...]
+    alignment: ContentAlignment
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Both sides in float64, with contents of (a) in (b) where two right sides may differ.
+
+    Attributes:
+        compared: the runs; that of (b) with these contents.
+        partings: where they part otherwise.
+        stand_ins: these contents.
+        values: of both sides, at the first ops of the first partings.
+    """
+
+    compared: Compared
+    partings: tuple[Parting, ...]
+    stand_ins: tuple[StandIn, ...]
+    values: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+
+    @property
+    def mistakes(self) -> tuple[Parting, ...]:
+        """Partings, without those at which both sides draw with ops that cannot be compared."""
+        graphs = self.compared.a.graph, self.compared.b.graph
+        return tuple(parting for parting in self.partings if not unlike_draw(parting, *graphs))
+
+    @property
+    def undecided(self) -> tuple[tuple[StandIn, str], ...]:
+        """What keeps both sides from being the same function, each with a sentence."""
+        return tuple((each, self._sentence(each)) for each in self.stand_ins if each.why is not Why.ROUNDED)
+
+    @property
+    def reason(self) -> str:
+        """Why it is not known; empty if nothing is undecided."""
+        return _limited([sentence for _, sentence in self.undecided])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was taken for equal, a sentence for each reason."""
+        rounded = [self._sentence(each) for each in self.stand_ins if each.why is Why.ROUNDED]
+        notes = [f"{_limited(rounded)}."] if rounded else []
+        if self.undecided and self.partings:
+            notes.append(f"{self.reason}. (b) was given what (a) has there.")
+        elif self.undecided:
+            notes.append("With what (a) has there, all results of (b) agree in float64.")
+        return tuple(notes)
+
+    def _sentence(self, each: StandIn) -> str:
+        a, b = self.compared.a, self.compared.b
+        if each.why is Why.DRAWN:
+            return drawn(b, each.b)
+        if each.why is Why.CHOSEN:
+            return f"{b.place(each.b)} chooses between values that are equal to {each.digits} digits"
+        return f"{each.kept} ({b.place(each.b)} of (b), {a.place(each.a)} of (a)): taken for equal"
+
+
+def drawn(run: RecordedRun, node: str) -> str:
+    """Say that a node holds draws that the other side has not."""
+    return f"{run.place(node)} draws random numbers that differ: use eval(), or equal draws in the same order"
+
+
+def _limited(sentences: Sequence[str]) -> str:
+    found = tuple(dict.fromkeys(sentences))
+    return f"{found[0]}{f'; and {len(found) - 1} more' if len(found) > 1 else ''}" if found else ""
+
+
+def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
+    """Run both sides in float64, and (b) again with contents of (a) where these may differ.
+
+    Whatever a model raises is raised.
+
+    Args:
+        a, b: the sides.
+        seed: of the generators.
+        say: called with what is done now.
+    """
+    compared, stand_ins = _in_float64(a, b, seed, say), list[StandIn]()
+    for left in reversed(range(ROUNDS + 1)):
+        say("walk back")
+        graphs = compared.a.graph, compared.b.graph, compared.alignment
+        partings = tuple(with_order(*graphs, parting) for parting in find_partings(*graphs)) or other_order(*graphs)
+        if not partings:
+            return Settled(compared, (), tuple(stand_ins), ({}, {}))
+        given = {each.b: each.value for each in stand_ins}
+        say("read the values where they part")
+        found, values = _stand_ins(a, b, seed, compared, partings, given)
+        if not found or not left:
+            return Settled(compared, partings, tuple(stand_ins), values)
+        stand_ins += found
+        say("run (b) in float64 with what (a) has there")
+        given |= {each.b: each.value for each in found}
+        compared = _compared(compared.a, recorded(b, seed, wide=True, given=given), compared.names, compared.left, say)
+    raise AssertionError
+
+
+def _stand_ins(
+    a: Side,
+    b: Side,
+    seed: int,
+    compared: Compared,
+    partings: Sequence[Parting],
+    given: Mapping[str, torch.Tensor],
+) -> tuple[list[StandIn], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]]:
+    """Return contents of (a) for (b), with values of both at the first ops of the partings."""
+    one, other = compared.a.graph, compared.b.graph
+    parameters = compared.a.parameters, compared.b.parameters
+    drawn = [pair for pair in draws(one, other) if pair[1] not in given]
+    constants = list(near_constants(one, other, parameters))
+    keep_a, keep_b = {ours for ours, _ in (*drawn, *constants)}, {theirs for _, theirs in (*drawn, *constants)}
+    for parting in partings[:MOST_PARTED]:
+        keep_a |= {*parting.a[:1], *outputs_to_keep(one, parting.a)}
+        keep_b |= {*parting.b[:1], *outputs_to_keep(other, parting.b)}
+    first = recorded(a, seed, wide=True, keep=frozenset(keep_a))
+    second = recorded(b, seed, wide=True, keep=frozenset(keep_b), given=given)
+    values = first.values, second.values
+    if max(a.ranks, b.ranks) > 1:
+        return [], values  # the ranks of a program cannot be given contents
+    found = [StandIn(*pair, first.values[pair[0]], Why.DRAWN) for pair in drawn if pair[0] in first.values]
+    found += rounded_constants(constants, first, second, given)
+    if not found:
+        found = [each for parting in partings[:MOST_PARTED] for each in choices(parting, first, second)]
+    return [each for each in found if each.b not in given], values
+
+
+def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
+    say("run (a) in float64")
+    first = recorded(a, seed, wide=True)
+    say("run (b) in float64")
+    second = recorded(b, seed, wide=True)
+    names, left = common_names(first.graph.results, second.graph.results)
+    if not names:
+        raise HashbenchError(
+            "cannot compare these implementations",
+            consequence=f"(a) returns {_listed(first)} and (b) returns {_listed(second)}: no output is in both",
+            tip="Say what is compared, by outputs or outputs_a and outputs_b.",
+        )
+    return _compared(first, second, names, left, say)
+
+
+def _compared(
+    first: RecordedRun, second: RecordedRun, names: Mapping[str, str], left: tuple[str, ...], say: Progress
+) -> Compared:
+    say("align")
+    one, other = _renamed(first.graph, second.graph, names)
+    alignment = align_contents(one, other)
+    return Compared(replace(first, graph=one), replace(second, graph=other), names, left, alignment)
+
+
+def _renamed(a: ContentGraph, b: ContentGraph, names: Mapping[str, str]) -> tuple[ContentGraph, ContentGraph]:
+    """Return both graphs with the same name for each compared output, and with all gradients."""
+    theirs = {name: node for name, node in b.results.items() if name in names or name.startswith(GRADIENT)}
+    ours = {name: a.results[wanted] for name, wanted in names.items()}
+    ours |= {name: node for name, node in a.results.items() if name.startswith(GRADIENT)}
+    return ContentGraph(a.nodes, ours), ContentGraph(b.nodes, theirs)
+
+
+def _listed(run: RecordedRun) -> str:
+    return ", ".join(run.graph.results) or "no tensor"
