@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from hashbench.core.divergence.content import Parting
-from hashbench.core.errors import HashbenchError, named_line
+from hashbench.core.errors import HashbenchError
 from hashbench.extensions.implementations.pair.places import columns, joined, parted_place
 from hashbench.extensions.implementations.pair.rounded import (
     SHOWN,
@@ -19,8 +19,15 @@ from hashbench.extensions.implementations.pair.rounded import (
     low_pair,
     rounded_place,
 )
-from hashbench.extensions.implementations.pair.running import recorded
-from hashbench.extensions.implementations.pair.settled import MOST_PARTED, Compared, Settled, drawn, settle
+from hashbench.extensions.implementations.pair.running import naming, recorded
+from hashbench.extensions.implementations.pair.settled import (
+    MOST_PARTED,
+    Compared,
+    Settled,
+    SideFailedError,
+    drawn,
+    settle,
+)
 from hashbench.extensions.implementations.pair.shards import fitted
 from hashbench.extensions.implementations.pair.sides import Side, build
 from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
@@ -47,7 +54,7 @@ def compare_implementations(
         progress: called with what is done now.
 
     Raises:
-        HashbenchError: a side has no results to compare.
+        HashbenchError: a side cannot be built, raises in its own dtype, or has no results to compare.
     """
     say = progress or (lambda _: None)
     seconds: dict[str, float] = {}
@@ -55,10 +62,10 @@ def compare_implementations(
     started = time.perf_counter()
     try:
         settled = settle(a, b, seed, say)
-    except HashbenchError:
-        raise
-    except Exception as error:  # whatever a model raises
-        reason = f"a run in float64 raised {named_line(error)}"
+    except SideFailedError as failed:
+        with naming(failed.name):
+            recorded(a if failed.name == "(a)" else b, seed, wide=False)
+        reason = f"in float64 alone {failed.name} raised {failed.said}"
         return ImplementationsVerdict(Outcome.NOT_KNOWN, reason, weights=held, weights_reason=why)
     seconds["float64"] = time.perf_counter() - started
     started = time.perf_counter()
@@ -99,7 +106,10 @@ def _weights(
         return None, "a side runs on several ranks: weights are compared where ops read them"
     say("compare weights")
     started = time.perf_counter()
-    ours, theirs = build(a, seed).model, build(b, seed).model
+    with naming("(a)"):
+        ours = build(a, seed).model
+    with naming("(b)"):
+        theirs = build(b, seed).model
     if not all(isinstance(model, torch.nn.Module) for model in (ours, theirs)):
         return None, "a side is no torch.nn.Module"
     try:
@@ -148,9 +158,11 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
     """Find where two runs of the same function part in their own dtype."""
     wide = compared.a, compared.b
     say("run (a) in its own dtype")
-    first = recorded(a, seed, wide=False)
+    with naming("(a)"):
+        first = recorded(a, seed, wide=False)
     say("run (b) in its own dtype")
-    second = recorded(b, seed, wide=False)
+    with naming("(b)"):
+        second = recorded(b, seed, wide=False)
     first = fitted(first, second.results, {ours: theirs for theirs, ours in compared.names.items()})
     second = fitted(second, first.results, compared.names)
     pair = low_pair(wide, (first, second))

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, Kind
+from hashbench.core.errors import named_line
 from hashbench.core.records import OpRecord, Trace
+from hashbench.core.text import in_brackets
 from hashbench.core.trace.api import HashDebugTrace
-from hashbench.core.trace.arguments import generator_digest, mapped, tensors_in
+from hashbench.core.trace.arguments import generator_digest, mapped, raising_line, tensors_in
 from hashbench.core.trace.callbacks import TraceCallback
 from hashbench.core.trace.digest import has_no_data, local_tensor, unobserved
 from hashbench.core.trace.op_schema import Pattern, plan_of
@@ -140,6 +142,14 @@ def _moved(leaf: Any, moved: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _outputs(written: Sequence[torch.Tensor], output: Any) -> list[torch.Tensor]:
     known = {id(tensor) for tensor in written}
     return [*(tensor for tensor in tensors_in(output) if id(tensor) not in known), *written]
+
+
+class RunFailedError(Exception):
+    """A model raised, in an op or elsewhere."""
+
+    def __init__(self, error: Exception, op: str) -> None:
+        place = " in ".join(part for part in (op, raising_line(error)) if part)
+        super().__init__(f"{named_line(error)}{in_brackets(place)}")
 
 
 class _Contents:
@@ -402,6 +412,9 @@ def record_run(
         keep: ids of nodes whose values are kept, and the calls that wrote them: then no moments or digests are.
         given: contents that replace those of nodes as they are written, of any shape with as many elements.
         tick: called after every op.
+
+    Raises:
+        RunFailedError: the model raised.
     """
     mode = WideMode() if wide else None
     recorder = ContentRecorder(mode, keep=keep, given=given, tick=tick)
@@ -418,6 +431,8 @@ def record_run(
             results = {name: local_tensor(tensor) for name, tensor in run().items()}
             with unobserved():
                 named = {name: recorder.read(tensor) for name, tensor in results.items()}
+    except Exception as error:
+        raise RunFailedError(error, mode.failed_op(error) if mode is not None else "") from error
     finally:
         recorder.restore()
     finished = trace.finish()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,8 +14,10 @@ import torch
 
 from hashbench.core.diagnose.rank_processes import Peers, started
 from hashbench.core.errors import HashbenchError, named_line
-from hashbench.core.text import count
-from hashbench.extensions.implementations.pair.record import RecordedRun, record_run
+from hashbench.core.run.rng import preserved_rng
+from hashbench.core.text import count, in_brackets
+from hashbench.core.trace.arguments import raising_line
+from hashbench.extensions.implementations.pair.record import RecordedRun, RunFailedError, record_run
 from hashbench.extensions.implementations.pair.run_files import read_run, write_run
 from hashbench.extensions.implementations.pair.shards import merged, own_names
 from hashbench.extensions.implementations.pair.sides import BuiltSide, Side, build, build_wide
@@ -39,19 +42,40 @@ def recorded(
 
     Raises:
         HashbenchError: a rank raised, died, or did not end in time.
+        RunFailedError: the model raised.
     """
     if side.ranks > 1:
         return _on_ranks(side, seed, wide=wide, keep=keep)
-    return _recorded(build_wide(side, seed) if wide else build(side, seed), wide=wide, keep=keep, given=given or {})
+    with preserved_rng():
+        built = build_wide(side, seed) if wide else build(side, seed)
+        return _recorded(built, wide=wide, keep=keep, given=given or {})
 
 
 def _recorded(side: BuiltSide, *, wide: bool, keep: frozenset[str], given: Mapping[str, torch.Tensor]) -> RecordedRun:
     if side.widened:
         try:
             return _recorded(replace(side, widened=()), wide=wide, keep=keep, given=given)
-        except RuntimeError:  # torch compares some dtypes before an op is dispatched
+        except RunFailedError:  # torch compares some dtypes before an op is dispatched
             pass
     return record_run(side.run, side.leaves(), model=side.module, wide=wide, keep=keep, given=given)
+
+
+@contextmanager
+def naming(side: str) -> Iterator[None]:
+    """Raise a :class:`HashbenchError` that names a side, for whatever its functions raise in their own dtype."""
+    try:
+        yield
+    except HashbenchError:
+        raise
+    except RunFailedError as error:
+        what, said, cause = "run", str(error), error.__cause__
+    except Exception as error:
+        place = in_brackets(raising_line(error))
+        what, said, cause = "build", f"{named_line(error)}{place}", error
+    else:
+        return
+    tip = "It must run alone before it can be compared."
+    raise HashbenchError(f"cannot {what} {side}", consequence=f"it raised {said}", tip=tip) from cause
 
 
 # ------------------------------------------------------------------------------------------------------- ranks

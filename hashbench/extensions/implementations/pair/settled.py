@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from hashbench.core.divergence.content import ContentAlignment, ContentGraph, Parting
 from hashbench.core.divergence.content_align import align_contents
 from hashbench.core.divergence.content_walk import find_partings
-from hashbench.core.errors import HashbenchError
+from hashbench.core.errors import HashbenchError, named_line
 from hashbench.extensions.implementations.pair.order import other_order, with_order
-from hashbench.extensions.implementations.pair.record import RecordedRun
+from hashbench.extensions.implementations.pair.record import RecordedRun, RunFailedError
 from hashbench.extensions.implementations.pair.running import recorded
 from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, common_names
 from hashbench.extensions.implementations.pair.stand_ins import (
@@ -115,15 +116,36 @@ def _limited(sentences: Sequence[str]) -> str:
     return f"{found[0]}{f'; and {len(found) - 1} more' if len(found) > 1 else ''}" if found else ""
 
 
+class SideFailedError(Exception):
+    """A side raised in float64."""
+
+    def __init__(self, name: str, said: str) -> None:
+        super().__init__(f"{name}: {said}")
+        self.name, self.said = name, said
+
+
+def _wide(name: str, side: Side, seed: int, **options: Any) -> RecordedRun:
+    try:
+        return recorded(side, seed, wide=True, **options)
+    except HashbenchError:
+        raise
+    except RunFailedError as error:
+        raise SideFailedError(name, str(error)) from error
+    except Exception as error:
+        raise SideFailedError(name, named_line(error)) from error
+
+
 def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
     """Run both sides in float64, and (b) again with contents of (a) where these may differ.
-
-    Whatever a model raises is raised.
 
     Args:
         a, b: the sides.
         seed: of the generators.
         say: called with what is done now.
+
+    Raises:
+        SideFailedError: a side raised.
+        HashbenchError: there is nothing to compare.
     """
     compared, stand_ins = _in_float64(a, b, seed, say), list[StandIn]()
     for left in reversed(range(ROUNDS + 1)):
@@ -140,7 +162,7 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
         stand_ins += found
         say("run (b) in float64 with what (a) has there")
         given |= {each.b: each.value for each in found}
-        compared = _compared(compared.a, recorded(b, seed, wide=True, given=given), compared.names, compared.left, say)
+        compared = _compared(compared.a, _wide("(b)", b, seed, given=given), compared.names, compared.left, say)
     raise AssertionError
 
 
@@ -161,8 +183,8 @@ def _stand_ins(
     for parting in partings[:MOST_PARTED]:
         keep_a |= {*parting.a[:1], *outputs_to_keep(one, parting.a)}
         keep_b |= {*parting.b[:1], *outputs_to_keep(other, parting.b)}
-    first = recorded(a, seed, wide=True, keep=frozenset(keep_a))
-    second = recorded(b, seed, wide=True, keep=frozenset(keep_b), given=given)
+    first = _wide("(a)", a, seed, keep=frozenset(keep_a))
+    second = _wide("(b)", b, seed, keep=frozenset(keep_b), given=given)
     values = first.values, second.values
     if max(a.ranks, b.ranks) > 1:
         return [], values  # the ranks of a program cannot be given contents
@@ -175,9 +197,9 @@ def _stand_ins(
 
 def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
     say("run (a) in float64")
-    first = recorded(a, seed, wide=True)
+    first = _wide("(a)", a, seed)
     say("run (b) in float64")
-    second = recorded(b, seed, wide=True)
+    second = _wide("(b)", b, seed)
     names, left = common_names(first.graph.results, second.graph.results)
     if not names:
         raise HashbenchError(

@@ -54,6 +54,7 @@ class WideMode(TorchDispatchMode):
         self.fallbacks: Counter[str] = Counter()
         self.tolerance = EXACT
         self._own = torch.get_default_dtype()
+        self._failed: tuple[BaseException | None, str] = (None, "")
         self._widened: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -67,12 +68,13 @@ class WideMode(TorchDispatchMode):
         try:
             with self._lower(inside):
                 output = func(*args, **wide)
-        except Exception:
+        except Exception as error:
             for narrower in () if once else _NARROWER:
                 called, output = self._narrow(func, args, wide, narrower)
                 if called:
                     self._count(func, narrower[torch.float64])
                     return output
+            self._failed = error, str(func)
             raise
         low = next((tensor.dtype for tensor in tensors_in(output) if tensor.dtype in WIDER), inside)
         if low is None:
@@ -80,6 +82,10 @@ class WideMode(TorchDispatchMode):
         self._count(func, low)
         with self._lower(low):
             return mapped(output, _wide_result)
+
+    def failed_op(self, error: BaseException) -> str:
+        """Return the op that raised this error; empty if none did."""
+        return self._failed[1] if self._failed[0] is error else ""
 
     def _count(self, func: Any, low: torch.dtype) -> None:
         self.fallbacks[str(func) if low in _TOLERANCE else f"{func} in {dtype_name(low)}"] += 1

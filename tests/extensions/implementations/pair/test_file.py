@@ -166,12 +166,11 @@ def test_what_cannot_be_compared_is_said(numeric: Numeric, content: str, options
     assert err.count("\n") == 1
 
 
-def test_a_model_that_raises_is_not_known(numeric: Numeric) -> None:
-    code, out, _ = numeric(PAIR.replace("x.flatten(0, 1)", "x.flatten(0, 1) @ x"))
+def test_a_model_that_raises_is_named(numeric: Numeric) -> None:
+    code, _, err = numeric(PAIR.replace("x.flatten(0, 1)", "x.flatten(0, 1) @ x"))
     assert code == 2
-    assert out.startswith("runs in True") or out.startswith("Not known")
-    assert "Not known whether both compute the same function: " in out
-    assert "RuntimeError" in out
+    assert "cannot run (b): it raised RuntimeError: " in err
+    assert "(pair.py:" in err
 
 
 PAGE = Path(hashbench.__file__).parents[1] / "docs" / "implementations.md"
