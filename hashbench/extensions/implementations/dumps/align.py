@@ -10,10 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hashbench.extensions.implementations.digest import TensorHeader
 from hashbench.extensions.implementations.dumps.sketch import Doubles, Sketch
 
 NEAR = 6
 """Parts of a fused tensor stand among so many tensors without a partner, one after another."""
+
+
+CANDIDATES = 16
+"""Different contents whose rows are compared with those of a tensor: the ones with the nearest moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +118,12 @@ def _wholes(
     special = np.array([each.moments.special for each in others])
     for place in theirs:
         apart = _apart(b[place], sums, sizes, special)
-        found = []
-        for near in np.flatnonzero(apart <= tolerance):
-            how, rows_apart = _how(others[near], b[place], tolerance)
+        found, seen = [], dict[tuple[int, TensorHeader], tuple[str, float]]()
+        for near in np.argsort(apart, kind="stable"):
+            kind = others[near].digest, others[near].header
+            if not apart[near] <= tolerance or (kind not in seen and len(seen) == CANDIDATES):
+                break
+            how, rows_apart = seen.setdefault(kind, seen.get(kind) or _how(others[near], b[place], tolerance))
             if how:
                 found.append((WAYS.index(how), max(rows_apart, float(apart[near])), ours[near], how))
         found.sort()

@@ -11,7 +11,7 @@ from hashbench.extensions.implementations.dumps.align import align, first_withou
 from hashbench.extensions.implementations.dumps.dump import Dump, DumpReader, unreadable
 from hashbench.extensions.implementations.dumps.finding import finding_of
 from hashbench.extensions.implementations.dumps.sketch import is_number, sketch_of
-from hashbench.extensions.implementations.dumps.verdict import FACTOR, ROUNDING, ComparedDump, DumpsVerdict
+from hashbench.extensions.implementations.dumps.verdict import FACTORS, ROUNDING, ComparedDump, DumpsVerdict
 
 READERS: Sequence[DumpReader] = (debugger.READER, files.READER)
 """The first that applies reads a dump. Another tool's is a file beside these and a word here."""
@@ -45,7 +45,7 @@ def judge_dumps(a: Path, b: Path, *, rtol: float | None = None) -> DumpsVerdict:
     sides = [tuple(sketch_of(each) for each in dump.tensors if is_number(each.header)) for dump in dumps]
     dtypes = {each.header.dtype for side in sides for each in side} & ROUNDING.keys()
     lowest = max(dtypes, key=ROUNDING.__getitem__, default="float64")
-    tolerance = FACTOR * ROUNDING[lowest] if rtol is None else rtol
+    tolerance = FACTORS[lowest] * ROUNDING[lowest] if rtol is None else rtol
     partners = align(sides[0], sides[1], tolerance)
     firsts = [
         first_without(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import tokenize
 import warnings
 import zipfile
 from collections import Counter, defaultdict
@@ -133,7 +134,15 @@ def _read(path: Path) -> Dump:
 def _opened(file: Path) -> TensorSource:
     try:
         return FORMATS[file.suffix](file)
-    except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        SyntaxError,
+        tokenize.TokenError,
+        zipfile.BadZipFile,
+        NotImplementedError,
+    ) as error:
         raise unreadable(
             file, f"it was cut, or holds more than numbers, and nothing is unpickled ({named_line(error, limit=80)})"
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 from hashbench.core.finding import Finding, Table
 from hashbench.core.text import count, join_limited
 from hashbench.extensions.implementations.dumps.align import First, Partner
-from hashbench.extensions.implementations.dumps.verdict import FACTOR, ROUNDING, ComparedDump, DumpsVerdict
+from hashbench.extensions.implementations.dumps.verdict import FACTORS, ROUNDING, ComparedDump, DumpsVerdict
 from hashbench.extensions.implementations.names import braced
 
 CLOSE = 4
@@ -86,9 +86,8 @@ def _facts(verdict: DumpsVerdict) -> Iterator[tuple[str, str]]:
         ways = Counter(HOW[each.how] for each in side.partners.values())
         said = f": {', '.join(f'{number} {way}' for way, number in ways.items())}" if ways else ""
         yield f"of {own} in {others}", f"{len(side.partners)} of {count(len(side.sketches), 'tensor')}{said}"
-    units = (
-        f"{FACTOR} times the unit roundoff of {verdict.dtype} ({ROUNDING[verdict.dtype]:.2g}), the lowest dtype here"
-    )
+    roundoff = f"the unit roundoff of {verdict.dtype} ({ROUNDING[verdict.dtype]:.2g}), the lowest dtype here"
+    units = f"{FACTORS[verdict.dtype]} times {roundoff}"
     yield "tolerance", f"{verdict.tolerance:.2g} of the sums: {'as asked for' if verdict.chosen else units}"
     for side, own in ((verdict.a, "A"), (verdict.b, "B")):
         yield own, f"{side.path}, {side.dump.kind}; order {side.dump.order}"

@@ -12,9 +12,10 @@ from hashbench.extensions.implementations.dumps.sketch import Sketch
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Dtype -> unit roundoff."""
 
-FACTOR = 8
-"""Unit roundoffs by which moments of equal contents may differ. Of a tiny Llama of three layers beside a rewrite in the
-same dtype they differ by 1.8 at most; mistakes by 20 and more (float32: by 100)."""
+FACTORS = {"float64": 64, "float32": 64, "float16": 8, "bfloat16": 8}
+"""Dtype -> unit roundoffs by which moments of equal contents may differ. Kernels add up in float32: a result of a lower
+dtype is rounded once, one of float32 with each addition. Llamas of 3 and 16 layers in two implementations differ by at
+most 1.8 and 9; mistakes that show in these dtypes by 20 and 100 at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def test_both_sides_are_said_with_what_agrees_and_what_is_near(debugged: Debugge
     assert "agrees before it: 0015_layers.1.act / model.layers.1.mlp.down_proj_inputs_args_0" in text
     assert "nearest in A: model.layers.1.mlp.down_proj_outputs" in text
     assert "first of A: model.layers.1.mlp.down_proj_outputs, float32[2, 11, 64]" in text
-    assert "8 times the unit roundoff of float32 (6e-08), the lowest dtype here" in text
+    assert "64 times the unit roundoff of float32 (6e-08), the lowest dtype here" in text
     assert "order of numbers in the names" in text
     assert "rounding grew" not in text.lower()
 

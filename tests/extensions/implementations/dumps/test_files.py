@@ -136,6 +136,12 @@ def _compressed(file: Path) -> None:
             other.writestr(name, archive.read(name))
 
 
+def _nonsense(file: Path) -> None:
+    np.save(file.with_suffix(".npy"), np.ones(3))
+    whole = file.with_suffix(".npy").read_bytes()
+    file.with_suffix(".npy").write_bytes(whole.replace(b"}", b"("))  # what NumPy tokenizes, and does not catch
+
+
 def _mixed(file: Path) -> None:
     np.save(file.with_suffix(".npy"), np.ones(3))
     torch.save(torch.ones(3), file.with_suffix(".pt"))
@@ -157,6 +163,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an empty file": (lambda file: file.with_suffix(".npy").touch(), "it was cut, or holds more than numbers"),
     "a compressed archive": (_compressed, "its members are compressed or overlap"),
+    "a header of nonsense": (_nonsense, "it was cut, or holds more than numbers"),
     "several formats": (_mixed, "it mixes formats ("),
     "no tensor": (lambda file: torch.save({"n": 3}, file.with_suffix(".pt")), "it has none"),
     "a sparse tensor": (
