@@ -9,7 +9,7 @@ import numpy.typing as npt
 import xxhash
 
 from hashbench.core.divergence.content import Moments
-from hashbench.extensions.implementations.digest import CHUNK, TensorHeader
+from hashbench.extensions.implementations.digest import TensorHeader
 from hashbench.extensions.implementations.dtypes import NARROWER, Bits, as_float
 from hashbench.extensions.implementations.dumps.dump import DumpedTensor
 
@@ -17,6 +17,9 @@ Doubles = npt.NDArray[np.float64]
 
 FILL = 1e30
 """Smallest magnitude of an element that is counted alone: a mask's fill, whose powers would hide all others."""
+
+CHUNK = 2**15
+"""Elements that are read at once: their powers stay in the processor's cache."""
 
 SHORTEST_ROW = 8
 """Elements of the last dimension from which on rows tell tensors apart."""
@@ -80,6 +83,6 @@ def _values(bits: Bits, dtype: str) -> Doubles:
 
 def _row_moments(x: Doubles) -> Doubles:
     square, size = x * x, np.abs(x)
+    sums = [term.sum(-1) for term in (x, square, square * x, np.sin(3 * x), size, square * size)]
     # The size of sin(3x) is 3|x|: no smaller than it, and what an error of x does to it.
-    terms = (x, square, square * x, np.sin(3 * x), size, square, square * size, 3 * size)
-    return np.stack([term.sum(-1) for term in terms], -1)
+    return np.stack([*sums[:5], sums[1], sums[5], 3 * sums[4]], -1)
