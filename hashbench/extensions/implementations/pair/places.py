@@ -16,6 +16,8 @@ from hashbench.extensions.implementations.pair.verdict import PartedPlace, Place
 SAMPLES = 4
 """Elements that are shown."""
 
+_READS_PARTS = "It reads a partial sum: a reduction over the ranks is missing before it, or this belongs behind one."
+
 MOST_DIMENSIONS = 5
 """Of tensors whose dimensions are permuted to compare their elements."""
 
@@ -35,6 +37,7 @@ def parted_place(
         value = theirs[parting.b[0]]
         like = arranged(ours[parting.a[0]], value)
         values, share = sample(like, value) if like is not None else ((), None)
+    read = [(run, node) for pair in parting.agree for run, node in zip((a, b), pair, strict=True)]
     return PartedPlace(
         one,
         other,
@@ -42,6 +45,7 @@ def parted_place(
         tuple(_constants(a, b, parting, one, other)),
         values,
         share=share,
+        note=_READS_PARTS if any(run.outputs[node].partial for run, node in read) else "",
     )
 
 

@@ -69,12 +69,14 @@ class Output:
     Attributes:
         record: id of its record, or of the leaf.
         index: of the output.
-        dtype, shape: as text, ``float32[2, 11]``.
+        text: dtype and shape, ``float32[2, 11]``.
+        partial: only added up over ranks, element by element, it is what the other side has.
     """
 
     record: str
     index: int
     text: str
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class RecordedRun:
         fallbacks: calls of each op that was computed in a lower dtype.
         seconds: how long it took.
         parts: results of each rank, of a run of several.
+        sums: what was asked for and differs between ranks, added up over them.
     """
 
     graph: ContentGraph
@@ -106,6 +109,7 @@ class RecordedRun:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     parts: tuple[Mapping[str, torch.Tensor], ...] = ()
+    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def record_of(self, node: str) -> OpRecord | None:
         """Return the record of a node; ``None`` of a leaf."""

@@ -13,6 +13,7 @@ from hashbench.core.divergence.content_align import align_contents
 from hashbench.core.divergence.content_walk import find_partings
 from hashbench.core.errors import HashbenchError, named_line
 from hashbench.extensions.implementations.pair.order import other_order, with_order
+from hashbench.extensions.implementations.pair.partial import with_sums
 from hashbench.extensions.implementations.pair.record import RecordedRun, RunFailedError
 from hashbench.extensions.implementations.pair.running import recorded
 from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, common_names
@@ -154,6 +155,10 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
         partings = tuple(with_order(*graphs, parting) for parting in find_partings(*graphs)) or other_order(*graphs)
         if not partings:
             return Settled(compared, (), tuple(stand_ins), ({}, {}))
+        if left == ROUNDS and max(a.ranks, b.ranks) > 1:
+            say("add up partial sums of ranks")
+            compared = _with_partial_sums(a, b, seed, compared)
+            partings = find_partings(compared.a.graph, compared.b.graph, compared.alignment) or partings
         given = {each.b: each.value for each in stand_ins}
         say("read the values where they part")
         found, values = _stand_ins(a, b, seed, compared, partings, given)
@@ -164,6 +169,16 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
         given |= {each.b: each.value for each in found}
         compared = _compared(compared.a, _wide("(b)", b, seed, given=given), compared.names, compared.left, say)
     raise AssertionError
+
+
+def _with_partial_sums(a: Side, b: Side, seed: int, compared: Compared) -> Compared:
+    """Align partial sums of ranks as well: what is right in them explains nothing."""
+    first, second, alignment = compared.a, compared.b, compared.alignment
+    if a.ranks > 1:
+        first = with_sums(first, a, seed, alignment.covered, second.graph)
+    if b.ranks > 1:
+        second = with_sums(second, b, seed, alignment.partners, first.graph)
+    return replace(compared, a=first, b=second, alignment=align_contents(first.graph, second.graph))
 
 
 def _stand_ins(

@@ -60,7 +60,13 @@ def merged(runs: Sequence[RecordedRun]) -> RecordedRun:
         digests={name: sum(set(each)) % 2**64 for name, each in digests.items()},
         values={name: each[0] for name, each in values.items()},
         parts=tuple(run.results for run in runs),
+        sums={name: sum(each[1:], each[0]) for name, each in values.items() if _differ(each, len(runs))},
     )
+
+
+def _differ(values: Sequence[torch.Tensor], ranks: int) -> bool:
+    same_shape = len(values) == ranks and all(value.shape == values[0].shape for value in values)
+    return same_shape and values[0].is_floating_point() and not all(torch.equal(value, values[0]) for value in values)
 
 
 def _by_name(names: Sequence[Mapping[str, str]], kept: Sequence[Mapping[str, _Kept]]) -> dict[str, list[_Kept]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,12 +15,12 @@ HEADS, WIDTH, HIDDEN, BATCH, TOKENS = 4, 32, 64, 4, 7
 class Block(nn.Module):
     """Attention and a multilayer perceptron, each with a residual."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bias: bool = True) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.o = nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.o = nn.Linear(WIDTH, WIDTH, bias=bias)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, _ = x.shape
@@ -46,9 +48,11 @@ class Rows(nn.Module):
         if self.mistake == "residual on every rank":
             y = y + residual  # planted: residual
         if self.mistake == "no reduction":
-            return residual + y + self.bias  # planted: reduction
+            return residual + y  # planted: reduction
         dist.all_reduce(y)
-        return y + self.bias if self.mistake == "residual on every rank" else residual + (y + self.bias)
+        if self.mistake == "residual on every rank":
+            return y
+        return residual + (y if self.bias is None else y + self.bias)
 
 
 def shard(whole: torch.Tensor, dim: int, *, rank: int | None = None) -> torch.Tensor:
@@ -92,14 +96,34 @@ class Sharded(nn.Module):
         return x.view(*x.shape[:2], -1, WIDTH // HEADS).transpose(1, 2)
 
 
-def one() -> nn.Module:
-    return Block()
+def one(*, bias: bool = True) -> nn.Module:
+    return Block(bias=bias)
 
 
-def sharded(mistake: str = "") -> nn.Module:
+def sharded(mistake: str = "", *, bias: bool = True) -> nn.Module:
     if mistake == "dies" and dist.get_rank() == 1:
         raise ValueError("no shard for this rank")
-    return Sharded(Block(), mistake)
+    return Sharded(Block(bias=bias), mistake)
+
+
+def down() -> nn.Linear:
+    return nn.Linear(WIDTH, HIDDEN, bias=False)
+
+
+def rows(*, reduced: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    weight = shard(down().weight, 1)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        y = x @ weight.to(x).T
+        if reduced:
+            dist.all_reduce(y)
+        return y
+
+    return product
+
+
+def own_columns() -> tuple[torch.Tensor]:
+    return (shard(*inputs(), -1),)
 
 
 def by_dtensor() -> nn.Module:

@@ -74,7 +74,6 @@ class TestProcesses:
             ("shard twice", "# planted: shard"),
             ("bias on every rank", "# planted: bias"),
             ("heads swapped", "weights = torch.softmax("),
-            ("no reduction", "y = functional.linear(x, self.weight)"),
         ],
     )
     def test_a_mistake_is_named_at_its_line(self, mistake: str, line: str) -> None:
@@ -82,6 +81,29 @@ class TestProcesses:
 
         assert verdict.outcome is Outcome.MISTAKE, verdict
         assert line in source_of_b(verdict)
+        assert not verdict.parted[0].note
+
+    @pytest.mark.parametrize(
+        ("mistake", "line"),
+        [("no reduction", "# planted: reduction"), ("residual on every rank", "# planted: residual")],
+    )
+    def test_what_reads_a_partial_sum_is_named_not_what_computes_it(self, mistake: str, line: str) -> None:
+        verdict = compare_implementations(
+            Side(partial(blocks.one, bias=False), blocks.inputs), beside(partial(blocks.sharded, mistake, bias=False))
+        )
+
+        assert verdict.outcome is Outcome.MISTAKE, verdict
+        assert line in source_of_b(verdict)
+        assert "a reduction over the ranks is missing" in verdict.parted[0].note
+        assert any(b.endswith("float64[4, 7, 32] added up over ranks") for _, b in verdict.parted[0].inputs)
+
+    @pytest.mark.parametrize("reduced", [True, False])
+    def test_a_result_that_is_a_partial_sum_is_a_mistake(self, reduced: bool) -> None:
+        verdict = compare_implementations(
+            Side(blocks.down, blocks.inputs), beside(partial(blocks.rows, reduced=reduced), inputs=blocks.own_columns)
+        )
+
+        assert verdict.outcome is (Outcome.ROUNDING if reduced else Outcome.MISTAKE), verdict
 
     def test_a_stale_shard_is_named_beside_its_op(self) -> None:
         verdict = compare_implementations(ONE, beside(partial(blocks.sharded, "shard twice")))
@@ -97,7 +119,8 @@ class TestProcesses:
         )
 
         assert verdict.outcome is Outcome.MISTAKE
-        assert (verdict.parted[0].b.phase, verdict.parted[0].b.module) == ("backward", "Sharded.up")  # type: ignore[union-attr]
+        assert (verdict.parted[0].b.phase, verdict.parted[0].b.module) == ("backward", "Sharded.norm2")  # type: ignore[union-attr]
+        assert "a reduction over the ranks is missing" in verdict.parted[0].note
 
     def test_a_rank_that_raises_is_named_and_leaves_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
