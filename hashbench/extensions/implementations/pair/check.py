@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from hashbench.core.divergence.content import Parting
 from hashbench.core.errors import HashbenchError
+from hashbench.core.text import join_limited
 from hashbench.extensions.implementations.pair.places import columns, joined, parted_place
 from hashbench.extensions.implementations.pair.rounded import (
     SHOWN,
+    compared_gradients,
     compared_results,
     content_pairs,
     first_apart,
@@ -70,7 +72,9 @@ def compare_implementations(
     seconds["float64"] = time.perf_counter() - started
     started = time.perf_counter()
     compared = settled.compared
-    if settled.partings:
+    if unread := _unread(compared):
+        verdict = ImplementationsVerdict(Outcome.NOT_KNOWN, unread)
+    elif settled.partings:
         verdict = _mistake(settled)
     elif settled.undecided:
         verdict = _undecided(settled)
@@ -136,12 +140,35 @@ def _mistake(settled: Settled) -> ImplementationsVerdict:
     """Describe where two functions part."""
     compared, partings = settled.compared, settled.mistakes or settled.partings
     if not any(parting.a or parting.b for parting in partings):
-        reached = ", ".join(dict.fromkeys(name for parting in partings for name in parting.results))
-        return ImplementationsVerdict(Outcome.NOT_KNOWN, f"no op was found behind {reached or 'the results'}")
+        return ImplementationsVerdict(Outcome.NOT_KNOWN, _unexplained(compared, partings))
     parted = tuple(parted_place(compared.a, compared.b, parting, *settled.values) for parting in partings[:MOST_PARTED])
     if not settled.mistakes:
         return ImplementationsVerdict(Outcome.NOT_KNOWN, drawn(compared.b, partings[0].b[0]), parted=parted)
     return ImplementationsVerdict(Outcome.MISTAKE, parted=parted)
+
+
+def _unread(compared: Compared) -> str:
+    """Say that an output has no elements that were read: it may not count as equal."""
+    for name in compared.names:
+        texts = []
+        for run in (compared.a, compared.b):
+            node = run.graph.nodes[run.graph.results[name]]
+            texts.append((node.moments is None, run.outputs[node.id].text))
+        if any(unread for unread, _ in texts):
+            return f"{name} is {texts[0][1]} in (a) and {texts[1][1]} in (b), of which nothing could be compared"
+    return ""
+
+
+def _unexplained(compared: Compared, partings: Sequence[Parting]) -> str:
+    """Say that results differ behind which nothing was found."""
+    names = tuple(dict.fromkeys(name for parting in partings for name in parting.results))
+    for name in names:
+        ours, theirs = (run.graph.results.get(name) for run in (compared.a, compared.b))
+        if ours is not None and theirs is not None:
+            one, other = compared.a.outputs[ours].text, compared.b.outputs[theirs].text
+            if compared.a.graph.nodes[ours].numel != compared.b.graph.nodes[theirs].numel:
+                return f"{name} has {one} in (a) and {other} in (b): say by outputs which elements correspond"
+    return f"no op was found behind {join_limited(names) or 'the results'}"
 
 
 def _undecided(settled: Settled) -> ImplementationsVerdict:
@@ -166,9 +193,9 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
     first = fitted(first, second.results, {ours: theirs for theirs, ours in compared.names.items()})
     second = fitted(second, first.results, compared.names)
     pair = low_pair(wide, (first, second))
-    results = compared_results(first, second, compared.names)
     dtype = next((str(value.dtype).removeprefix("torch.") for value in second.results.values()), "")
     pairs = content_pairs(pair, compared.alignment)
+    results = compared_results(first, second, compared.names) + compared_gradients(pair, pairs)
     apart = first_apart(pair, pairs)[:SHOWN]
     if not apart:
         if all(result.units == 0 for result in results):

@@ -15,6 +15,7 @@ from hashbench.core.run.rounding import LIMIT, References, measure
 from hashbench.extensions.implementations.pair.moments import LARGEST
 from hashbench.extensions.implementations.pair.places import arranged, place_of, sample, text_of
 from hashbench.extensions.implementations.pair.record import RecordedRun
+from hashbench.extensions.implementations.pair.sides import GRADIENT
 from hashbench.extensions.implementations.pair.verdict import ComparedResult, PartedPlace
 
 SHOWN = 4
@@ -76,6 +77,14 @@ class ContentPairs:
     alternatives: Mapping[str, tuple[tuple[str, ...], ...]]
     own: Mapping[str, str]
 
+    def apart(self, pair: LowPair, node: str) -> bool:
+        """Return whether the bits of a node of (b) differ from those of (a)."""
+        digests = pair.low[0].digests
+        parts, mine = self.alternatives[node], pair.low[1].digests[self.own[node]]
+        if len(parts) == 1:
+            return all(digests.get(other) != mine for other in parts[0])
+        return all(sum(digests.get(part[pick], 0) for part in parts) % 2**64 != mine for pick in (0, -1))
+
 
 def content_pairs(pair: LowPair, alignment: ContentAlignment) -> ContentPairs:
     """Collect what can be compared."""
@@ -118,22 +127,10 @@ def _groups(graph: ContentGraph) -> dict[str, tuple[str, ...]]:
 
 def first_apart(pair: LowPair, pairs: ContentPairs) -> tuple[str, ...]:
     """Return the nodes of (b) whose bits differ from those of (a), and which read nothing that differs."""
-    digests = pair.low[0].digests, pair.low[1].digests
-
-    def differs(node: str) -> bool:
-        parts, mine = pairs.alternatives[node], digests[1][pairs.own[node]]
-        if len(parts) == 1:
-            return all(digests[0].get(other) != mine for other in parts[0])
-        for pick in (0, -1):
-            known = [digests[0].get(part[pick], 0) for part in parts]
-            if sum(known) % 2**64 == mine:
-                return False
-        return True
-
     graph = pair.wide[1].graph
     nearest = _nearest(graph, pairs.alternatives.keys())
     roots = [node for result in graph.results.values() for node in nearest(result, including=True)]
-    return backward_slice(roots, nearest, differs).frontier
+    return backward_slice(roots, nearest, lambda node: pairs.apart(pair, node)).frontier
 
 
 def _nearest(graph: ContentGraph, known: Iterable[str]) -> Callable[..., list[str]]:
@@ -243,15 +240,37 @@ def _is_of(value: torch.Tensor, dtype: torch.dtype) -> bool:
 
 def compared_results(a: RecordedRun, b: RecordedRun, names: Mapping[str, str]) -> tuple[ComparedResult, ...]:
     """Compare results of the low runs by name of (b)."""
-    found = []
-    for theirs, ours in names.items():
-        one, other = a.results[ours], b.results[theirs]
-        if one.numel() != other.numel() or one.is_meta or other.is_meta:
-            found.append(ComparedResult(theirs, None))
+    return tuple(_compared(theirs, a.results[ours], b.results[theirs]) for theirs, ours in names.items())
+
+
+def compared_gradients(pair: LowPair, pairs: ContentPairs) -> tuple[ComparedResult, ...]:
+    """Compare the gradients of parameters of (b) with those of (a) that hold the same in float64.
+
+    Gradients of parts of a parameter are compared by their digests alone.
+    """
+    (a, b), found = pair.low, []
+    held = {node: name for name, node in a.graph.results.items() if name.startswith(GRADIENT)}
+    for full_name, node in pair.wide[1].graph.results.items():
+        name = full_name.removesuffix(" (b)")
+        if not name.startswith(GRADIENT) or name not in b.results:
             continue
-        one = one.reshape(other.shape)
-        if not one.is_complex() and torch.equal(one.to(torch.float64), other.to(torch.float64)):
-            found.append(ComparedResult(theirs, 0.0, 0.0))
+        parts = pairs.alternatives.get(node, ())
+        ours = next((held[other] for part in parts[:1] for other in part if len(parts) == 1 and other in held), None)
+        if ours is not None:
+            found.append(_compared(name, a.results[ours], b.results[name]))
+        elif node not in pairs.alternatives:
+            found.append(ComparedResult(name, None))
+        elif not pairs.apart(pair, node):
+            found.append(ComparedResult(name, 0.0, 0.0))
         else:
-            found.append(ComparedResult(theirs, apart_by(one, other), relative(other, one)))
+            found.append(ComparedResult(name, None))
     return tuple(found)
+
+
+def _compared(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> ComparedResult:
+    if ours.numel() != theirs.numel() or ours.is_meta or theirs.is_meta:
+        return ComparedResult(name, None)
+    ours = ours.reshape(theirs.shape)
+    if not ours.is_complex() and torch.equal(ours.to(torch.float64), theirs.to(torch.float64)):
+        return ComparedResult(name, 0.0, 0.0)
+    return ComparedResult(name, apart_by(ours, theirs), relative(theirs, ours))

@@ -235,11 +235,17 @@ def _compared(
 
 
 def _renamed(a: ContentGraph, b: ContentGraph, names: Mapping[str, str]) -> tuple[ContentGraph, ContentGraph]:
-    """Return both graphs with the same name for each compared output, and with all gradients."""
-    theirs = {name: node for name, node in b.results.items() if name in names or name.startswith(GRADIENT)}
-    ours = {name: a.results[wanted] for name, wanted in names.items()}
-    ours |= {name: node for name, node in a.results.items() if name.startswith(GRADIENT)}
+    """Return both graphs with the same name for each compared output, and with all gradients.
+
+    No gradient has the name of one on the other side: which parameters correspond is not known.
+    """
+    theirs = {name: b.results[name] for name in names} | _gradients(b, "(b)")
+    ours = {name: a.results[wanted] for name, wanted in names.items()} | _gradients(a, "(a)")
     return ContentGraph(a.nodes, ours), ContentGraph(b.nodes, theirs)
+
+
+def _gradients(graph: ContentGraph, side: str) -> dict[str, str]:
+    return {f"{name} {side}": node for name, node in graph.results.items() if name.startswith(GRADIENT)}
 
 
 def _listed(run: RecordedRun) -> str:

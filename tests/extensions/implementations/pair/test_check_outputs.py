@@ -60,3 +60,53 @@ def _with_state(model: nn.Module, **changed: torch.Tensor) -> nn.Module:
     made = _Tanh()
     made.linear.load_state_dict({**model.get_submodule("linear").state_dict(), **changed})
     return made
+
+
+class _Fused(nn.Module):
+    """The gates of two linear layers, in one matrix or in two."""
+
+    def __init__(self, weight: torch.Tensor, *, fused: bool, scale: float = 1.0) -> None:
+        super().__init__()
+        parts = [weight] if fused else weight.chunk(2)
+        self.parts = nn.ParameterList(nn.Parameter(part.clone()) for part in parts)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [x @ part.t() for part in self.parts]
+        gate, up = made if len(made) == 2 else made[0].chunk(2, -1)
+        return torch.sigmoid(gate) * up
+
+
+def _trained(*, fused: bool) -> Side:
+    weight = torch.linspace(-1, 1, 48).reshape(12, 4).sin()
+    x = torch.linspace(-2, 2, 20).reshape(5, 4).cos()
+    return Side(lambda: _Fused(weight, fused=fused), lambda: (x,), loss=lambda y: y.square().mean())
+
+
+def test_gradients_are_compared_in_the_own_dtype() -> None:
+    same = compare_implementations(_trained(fused=True), _trained(fused=True))
+    assert same.outcome is Outcome.EQUAL
+    assert [(each.name, each.units) for each in same.results if "gradient" in each.name] == [
+        ("gradient of parts.0", 0.0)
+    ]
+
+
+def test_gradients_correspond_by_content_and_not_by_name() -> None:
+    """Both sides call other parameters ``parts.0``."""
+    assert compare_implementations(_trained(fused=False), _trained(fused=True)).outcome is not Outcome.MISTAKE
+
+
+def test_gradients_that_nothing_was_compared_with_are_not_equal_bit_by_bit() -> None:
+    verdict = compare_implementations(_trained(fused=False), _trained(fused=True))
+    gradients = [each for each in verdict.results if "gradient" in each.name]
+    assert gradients
+    assert (verdict.outcome is Outcome.EQUAL) == all(each.units == 0 for each in verdict.results)
+
+
+def test_outputs_without_elements_are_not_known() -> None:
+    x = torch.linspace(0, 1, 12).reshape(3, 4)
+    whole, none = (Side(lambda rows=rows: lambda x: x.sin()[:rows], lambda: (x,)) for rows in (3, 0))
+    verdict = compare_implementations(whole, none)
+    assert verdict.outcome is Outcome.NOT_KNOWN
+    wanted = "output is float64[3, 4] in (a) and float64[0, 4] in (b), of which nothing could be compared"
+    assert verdict.reason == wanted
