@@ -12,6 +12,9 @@ from hashbench.core.divergence.slice import Slice, backward_slice
 _REGION = 12
 """Ops of a region at most: a reader looks at few."""
 
+_UNKNOWN_END = 5
+"""The same where it is not known where both runs do the same again."""
+
 _FAR = 64
 """Ops between a result and where its rows were chosen, at most."""
 
@@ -112,7 +115,8 @@ class _Side:
         return ""
 
     def op(self, node: str) -> str:
-        return self.graph.nodes[node].op
+        """Return the name of an op without overload, the same in place and out of place."""
+        return self.graph.nodes[node].op.rpartition(".")[0].rstrip("_") or self.graph.nodes[node].op
 
     def region(self, firsts: Iterable[str], reached: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
         """Return the unaligned ops that follow from the first ones, themselves included; one node of each call."""
@@ -273,7 +277,7 @@ class _Walk:
         a = self._a.region(firsts_a, self._back_a.reached)
         b = self._b.region(firsts_b, self._back_b.reached)
         if not a or not b:
-            return a[:_REGION], b[:_REGION]
+            return a[:_UNKNOWN_END], b[:_UNKNOWN_END]
         if skipped := self._skipped(self._a, a, self._b, b[0]):
             return a[:skipped], b[:1]
         if skipped := self._skipped(self._b, b, self._a, a[0]):
@@ -285,7 +289,7 @@ class _Walk:
                 again = names_a[j : j + _AGAIN] == names_b[i : i + _AGAIN] and len(names_b[i : i + _AGAIN]) == _AGAIN
                 if again or (names_a[j] == names_b[i] and self._a.known(other) & known):
                     return a[:j][:_REGION], b[:i][:_REGION]
-        return a[:_REGION], b[:_REGION]
+        return a[:_UNKNOWN_END], b[:_UNKNOWN_END]
 
     def _skipped(self, side: _Side, region: Sequence[str], other: _Side, first: str) -> int:
         """Return how many ops of a region the other side leaves out, if it begins with the op that follows them."""
@@ -332,7 +336,7 @@ class _Walk:
         if a and b and b in self._b.aligned and (chosen := self._chosen(a, b)):
             return Parting(chosen[:1], chosen[1:], self._agree(chosen[:1], chosen[1:]), results=(name,))
         if firsts and (b is None or self._alignment.partners.get(b)):
-            return Parting(self._a.region(firsts, self._back_a.reached)[:_REGION], (), (), results=(name,))
+            return Parting(self._a.region(firsts, self._back_a.reached)[:_UNKNOWN_END], (), (), results=(name,))
         if a in self._a.aligned and b and self._alignment.partners.get(b):
             return Parting((a,), (b,), (), results=(name,))
         return Parting((), (), (), results=(name,))

@@ -56,8 +56,6 @@ COPIES = frozenset(
         "aten.select_backward",
         "aten.slice_scatter",
         "aten.take",
-        "aten.tril",
-        "aten.triu",
     }
 )
 
