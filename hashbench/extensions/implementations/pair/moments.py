@@ -12,8 +12,9 @@ import torch
 
 from hashbench.core.divergence.content import Moments
 
-LARGEST = 1e30
-"""Magnitude from which on an element counts as special: a mask's fill, an infinity."""
+LARGEST = 9e8
+"""Magnitude from which on an element counts as special: a mask's fill (-1e9), an infinity. As a number a fill
+would hide whatever is beside it."""
 
 MOST_ROWS = 8192
 """Rows of a tensor whose moments are kept."""
@@ -98,7 +99,7 @@ def _block(part: torch.Tensor, *, by_rows: bool, number: int) -> _Block:
     numbers = part.to(torch.float64)
     magnitude = numbers.abs()
     special = torch.zeros((), dtype=torch.float64, device=part.device)
-    if not bool(magnitude.sum() < LARGEST):  # also false for NaN
+    if not bool(magnitude.max() < LARGEST):  # also false for NaN
         usual = magnitude < LARGEST
         special = (~usual).sum().to(torch.float64)
         numbers = torch.where(usual, numbers, 0.0)
