@@ -122,6 +122,11 @@ FIRST: dict[str, tuple[list[Sketch], list[Sketch], Any]] = {
         side(NEW[0], NEW[4], NEW[0], names="pqr"),
         ("q", 0),
     ),
+    "ones behind it prove nothing": (
+        side(NEW[0], NEW[1], np.ones((4, 16))),
+        side(NEW[0], NEW[4], np.ones((4, 16)), names="pqr"),
+        ("q", 0),
+    ),
     "a fused tensor with a wrong part": (
         side(*NEW[:3]),
         side(NEW[0], np.hstack([NEW[1], NEW[4]]), names="pq"),
