@@ -225,11 +225,12 @@ class Logs(nn.Module):
     def __init__(self, layer: nn.Module, *, logs: bool) -> None:
         super().__init__()
         self.layer, self.logs = layer, logs
+        self.ones, self.twos = [torch.ones(8)], [torch.full((3,), 2.0)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.logs:
-            (x * torch.ones(8)).sum()
-        return self.layer(x) * torch.full((3,), 2.0)
+            (x * self.ones[0]).sum()
+        return self.layer(x) * self.twos[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -241,6 +242,7 @@ def test_what_one_rank_calls_beside_is_kept_apart(rank: int) -> None:
 
     logging = [record for record in run.trace.records if record.op == "aten.sum.default"]
     assert [record.module for record in logging] == [f"{'rank 1: ' * rank}Logs"]
+    assert len([node for node in run.graph if not node.op and node.kind is Kind.CONSTANT]) == 2
     known = set()
     for node in run.graph:
         assert {*node.reads} <= known, node  # in the order of calls
