@@ -139,6 +139,9 @@ def _wide(name: str, side: Side, seed: int, **options: Any) -> RecordedRun:
 def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
     """Run both sides in float64, and (b) again with contents of (a) where these may differ.
 
+    What constructors compute is computed in float64 as well. Where both sides then part, it is tried as well with what
+    they hold in their own dtype: of these two the one counts in which more of both corresponds.
+
     Args:
         a, b: the sides.
         seed: of the generators.
@@ -148,6 +151,16 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
         SideFailedError: a side raised.
         HashbenchError: there is nothing to compare.
     """
+    found = _settled(a, b, seed, say)
+    if not found.partings or max(a.ranks, b.ranks) > 1:
+        return found
+    say("run both with constants of their own dtype")
+    cast = _settled(replace(a, rebuilt=False), replace(b, rebuilt=False), seed, say)
+    better = not cast.partings or len(cast.compared.alignment.partners) > len(found.compared.alignment.partners)
+    return cast if better else found
+
+
+def _settled(a: Side, b: Side, seed: int, say: Progress) -> Settled:
     compared, stand_ins = _in_float64(a, b, seed, say), list[StandIn]()
     for left in reversed(range(ROUNDS + 1)):
         say("walk back")

@@ -36,6 +36,7 @@ class Side:
             ``torch.distributed`` initialised (gloo). Functions are then sent by name: no lambdas, none of a script.
         rank_seconds: time limit of one run of these.
         again: ``module:function`` and arguments that return this side, instead of functions by name.
+        rebuilt: in float64, build a module anew; false: only cast what it holds.
     """
 
     make: Callable[[], Any]
@@ -45,6 +46,7 @@ class Side:
     ranks: int = 1
     rank_seconds: float = 600.0
     again: tuple[str, tuple[Any, ...]] | None = None
+    rebuilt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,15 @@ def build_wide(side: Side, seed: int) -> BuiltSide:
     """Build a side in float64, with the weights that it has in its own dtype.
 
     A module is built twice. Parameters and persistent buffers come from that in its own dtype; whatever else its
-    constructor computes, such as the frequencies of rotary embeddings, is computed in float64.
+    constructor computes, such as the frequencies of rotary embeddings, is computed in float64. With ``side.rebuilt``
+    false all of it comes from that in its own dtype.
     """
     with preserved_rng():
         made = _made(side, seed)
         inputs = mapped(_inputs(side, seed), _wide)
         if isinstance(made, torch.nn.Module):
-            return BuiltSide(side, _computed_wide(side, made, seed), inputs, seed)
+            wide = _computed_wide(side, made, seed) if side.rebuilt else copy.deepcopy(made)._apply(_wide)
+            return BuiltSide(side, wide, inputs, seed)
         return BuiltSide(side, made, inputs, seed, widened=tuple(_modules_in(made)))
 
 
