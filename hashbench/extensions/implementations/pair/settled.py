@@ -14,6 +14,7 @@ from hashbench.core.divergence.content_walk import find_partings
 from hashbench.core.errors import HashbenchError, named_line
 from hashbench.extensions.implementations.pair.order import other_order, with_order
 from hashbench.extensions.implementations.pair.partial import with_sums
+from hashbench.extensions.implementations.pair.parts import narrowed
 from hashbench.extensions.implementations.pair.record import RecordedRun, RunFailedError
 from hashbench.extensions.implementations.pair.running import recorded
 from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, common_names
@@ -32,6 +33,9 @@ Progress = Callable[[str], None]
 
 MOST_PARTED = 8
 """Independent places that are looked at."""
+
+MOST_INSIDE = 16
+"""Ops of (a) that are looked into where it is not known which of them corresponds."""
 
 ROUNDS = 4
 """Runs of (b) with contents of (a), at most."""
@@ -155,9 +159,24 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
     if not found.partings or max(a.ranks, b.ranks) > 1:
         return found
     say("run both with constants of their own dtype")
-    cast = _settled(replace(a, rebuilt=False), replace(b, rebuilt=False), seed, say)
+    sides = replace(a, rebuilt=False), replace(b, rebuilt=False)
+    cast = _settled(*sides, seed, say)
     better = not cast.partings or len(cast.compared.alignment.partners) > len(found.compared.alignment.partners)
-    return cast if better else found
+    return _with_parts(cast, sides[0], seed, say) if better else _with_parts(found, a, seed, say)
+
+
+def _with_parts(found: Settled, a: Side, seed: int, say: Progress) -> Settled:
+    """Narrow the leading region of (b) by what a fused op of (a) computes inside."""
+    if not found.partings or len(found.partings[0].b) < 2:
+        return found
+    say("look inside the ops of (a)")
+    lead, *others = found.partings
+    graph, covered = found.compared.a.graph, found.compared.alignment.covered
+    left = [node.id for node in graph if node.op and node.id not in covered and not node.copies]
+    names = lead.a or tuple(left[:MOST_INSIDE])
+    calls = _wide("(a)", a, seed, keep=frozenset(names)).calls
+    narrow = narrowed(lead, names, graph, found.compared.b.graph, calls)
+    return replace(found, partings=(narrow, *others))
 
 
 def _settled(a: Side, b: Side, seed: int, say: Progress) -> Settled:
