@@ -61,7 +61,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("extensions.implementations", "state"),
     (
         "extensions.implementations.pair",
-        "check file moments partial places record rounded run_files running settled shards sides stand_ins wide",
+        "check file moments partial parts places record rounded run_files running settled shards sides stand_ins wide",
     ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (
