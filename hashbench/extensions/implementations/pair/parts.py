@@ -25,9 +25,10 @@ MOST_ELEMENTS = 1 << 26
 
 
 def has_parts(op: Any) -> bool:
-    """Return whether torch has a decomposition of an op that computes something and writes no argument."""
+    """Return whether torch has a decomposition of an op that computes something and declares no write."""
     plan = plan_of(op)
-    return op in decomposition_table and not (plan.writes_arguments or plan.seeded or plan.pattern is Pattern.VIEW)
+    writes = plan.written or plan.written_names  # running statistics are not among these
+    return op in decomposition_table and not (writes or plan.seeded or plan.pattern is Pattern.VIEW)
 
 
 def narrowed(
