@@ -22,7 +22,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from hashbench.extensions.implementations.pair.check import Side, compare_implementations
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome, Place
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, OpPlace, PairOutcome
 
 FOLDER = Path(__file__).parents[1] / "models" / "pairs"
 
@@ -148,7 +148,7 @@ class Scored:
         if self.row.outcome != "mistake":
             return
         leading = self.verdict.parted[0].b if self.verdict.parted else None
-        place = leading or Place("")
+        place = leading or OpPlace("")
         wanted = [text for text in self.row.module_layer.split("|") if text]
         self.layer = (
             bool(leading)
@@ -169,7 +169,7 @@ class Scored:
     @property
     def blamed(self) -> bool:
         """Whether a clean pair was called a mistake."""
-        return self.verdict.outcome is Outcome.MISTAKE and "mistake" not in self.row.outcome
+        return self.verdict.outcome is PairOutcome.MISTAKE and "mistake" not in self.row.outcome
 
     def missed(self) -> str:
         """Return what is wrong, and what was said; empty: nothing."""

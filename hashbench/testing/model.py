@@ -48,7 +48,7 @@ def assert_same_model(
     from hashbench.core.run.rng import preserved_rng
     from hashbench.extensions.implementations.pair.check import Side, compare_implementations
     from hashbench.extensions.implementations.pair.finding import finding_of
-    from hashbench.extensions.implementations.pair.verdict import Outcome
+    from hashbench.extensions.implementations.pair.verdict import PairOutcome
 
     given = inputs if inputs_b is None else inputs_b
     sides = Side(lambda: a, lambda: inputs, outputs_a, loss), Side(lambda: b, lambda: given, outputs_b, loss)
@@ -58,5 +58,5 @@ def assert_same_model(
     except HashbenchError as error:
         raise CheckFailedError(str(error)) from None
     finding = finding_of(verdict)
-    if not finding.equal or (bitwise and verdict.outcome is not Outcome.EQUAL):
+    if not finding.equal or (bitwise and verdict.outcome is not PairOutcome.EQUAL):
         raise CheckFailedError(str(finding), finding)

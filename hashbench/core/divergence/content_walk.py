@@ -35,7 +35,7 @@ def find_partings(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment)
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _Walked:
     """One run, and the part of it that is not aligned.
 
     Attributes:
@@ -140,7 +140,7 @@ class _Walk:
         self._reach_a = self._reach(self._a, self._back_a)
         self._reach_b = self._reach(self._b, self._back_b)
 
-    def _back(self, side: _Side) -> Slice[str]:
+    def _back(self, side: _Walked) -> Slice[str]:
         return side.back(side.graph.results[name] for name in self._differ if name in side.graph.results)
 
     def partings(self) -> tuple[Parting, ...]:
@@ -169,7 +169,7 @@ class _Walk:
             return b in self._b.aligned and self._a.roots.get(a) == self._b.roots.get(b)
         return first.moments.agree(second.moments, max(first.tolerance, second.tolerance))
 
-    def _reach(self, side: _Side, back: Slice[str]) -> dict[str, int]:
+    def _reach(self, side: _Walked, back: Slice[str]) -> dict[str, int]:
         """Return which of the results that differ follow from each node: a bit for each."""
         reach = dict.fromkeys(back.reached, 0)
         for bit, name in enumerate(self._differ):
@@ -180,7 +180,7 @@ class _Walk:
                 reach[read] |= reach[node]
         return reach
 
-    def _frontier(self, side: _Side, back: Slice[str]) -> tuple[str, ...]:
+    def _frontier(self, side: _Walked, back: Slice[str]) -> tuple[str, ...]:
         """Return the earliest nodes: ops on data, then draws; leaves only if there is nothing else."""
         nodes = side.sorted(back.frontier)
         ops = tuple(node for node in nodes if side.graph.nodes[node].kind in (Kind.COMPUTED, Kind.RANDOM))
@@ -291,7 +291,7 @@ class _Walk:
                     return a[:j][:_REGION], b[:i][:_REGION]
         return a[:_UNKNOWN_END], b[:_UNKNOWN_END]
 
-    def _skipped(self, side: _Side, region: Sequence[str], other: _Side, first: str) -> int:
+    def _skipped(self, side: _Walked, region: Sequence[str], other: _Walked, first: str) -> int:
         """Return how many ops of a region the other side leaves out, if it begins with the op that follows them."""
         op, scalars = other.op(first), other.graph.nodes[first].scalars
         for index, node in enumerate(region[1:], 1):
@@ -342,7 +342,7 @@ class _Walk:
         return Parting((), (), (), results=(name,))
 
 
-def _sides(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[_Side, _Side]:
+def _sides(a: ContentGraph, b: ContentGraph, alignment: ContentAlignment) -> tuple[_Walked, _Walked]:
     names = _names(a)
     own_b = {
         node: frozenset(names.get(other, other) for other in counterparts)
@@ -369,7 +369,7 @@ def _side(
     whole: frozenset[str],
     own: Mapping[str, frozenset[str]],
     fused: frozenset[str],
-) -> _Side:
+) -> _Walked:
     with_moments = [node for node in graph if node.moments is not None]
     contents = contents_of(with_moments)
     integral = frozenset(node.id for node, yes in zip(with_moments, contents.integral, strict=True) if yes)
@@ -392,7 +392,7 @@ def _side(
         elif node.kind is not Kind.RANDOM and {node.id, *data} <= integral and {*data} <= aligned | beside:
             beside.add(node.id)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    return _Side(graph, order, aligned, whole, roots, kin, fills, integral, frozenset(beside))
+    return _Walked(graph, order, aligned, whole, roots, kin, fills, integral, frozenset(beside))
 
 
 def _names(graph: ContentGraph) -> dict[str, str]:

@@ -240,7 +240,7 @@ class Token(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DiagnosedSweep:
     """Reads, writes and other facts of one run in a step."""
 
     reads: tuple[Token, ...]
@@ -263,8 +263,8 @@ class StepView:
 
     position: int
     record: OpRecord
-    first: Side | None
-    second: Side | None
+    first: DiagnosedSweep | None
+    second: DiagnosedSweep | None
     same: bool
     here: bool
 
@@ -417,12 +417,12 @@ def _short(source: str) -> str:
     return source.rpartition("/")[2] if "." in source.partition("/")[0] else source
 
 
-def _side(content: _Content | None, other: _Content | None) -> Side | None:
+def _side(content: _Content | None, other: _Content | None) -> DiagnosedSweep | None:
     """Return one run's side of a step; without a counterpart, no token differs."""
     if content is None:
         return None
     reads, writes, facts = other or content
-    return Side(
+    return DiagnosedSweep(
         reads=_few(Token(f"{name} ← {text}", reads.get(name) != text) for name, text in content.reads.items()),
         writes=_few(
             Token(tracefile.digest_text(digest), writes[position : position + 1] != (digest,))

@@ -24,15 +24,15 @@ from hashbench.extensions.implementations.pair.rounded import (
 from hashbench.extensions.implementations.pair.running import naming, recorded
 from hashbench.extensions.implementations.pair.settled import (
     MOST_PARTED,
-    Compared,
-    Settled,
+    ComparedSides,
+    SettledSides,
     SideFailedError,
     drawn,
     settle,
 )
 from hashbench.extensions.implementations.pair.shards import fitted
 from hashbench.extensions.implementations.pair.sides import Side, build
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, PairOutcome
 from hashbench.extensions.implementations.verdict import WeightsVerdict
 from hashbench.extensions.implementations.weights import compare_models
 
@@ -68,12 +68,12 @@ def compare_implementations(
         with naming(failed.name):
             recorded(a if failed.name == "(a)" else b, seed, wide=False)
         reason = f"in float64 alone {failed.name} raised {failed.said}"
-        return ImplementationsVerdict(Outcome.NOT_KNOWN, reason, weights=held, weights_reason=why)
+        return ImplementationsVerdict(PairOutcome.NOT_KNOWN, reason, weights=held, weights_reason=why)
     seconds["float64"] = time.perf_counter() - started
     started = time.perf_counter()
     compared = settled.compared
     if unread := _unread(compared):
-        verdict = ImplementationsVerdict(Outcome.NOT_KNOWN, unread)
+        verdict = ImplementationsVerdict(PairOutcome.NOT_KNOWN, unread)
     elif settled.partings:
         verdict = _mistake(settled)
     elif settled.undecided:
@@ -136,18 +136,18 @@ def _without_lone_buffers(held: WeightsVerdict, ours: torch.nn.Module, theirs: t
     return replace(held, differences=kept)
 
 
-def _mistake(settled: Settled) -> ImplementationsVerdict:
+def _mistake(settled: SettledSides) -> ImplementationsVerdict:
     """Describe where two functions part."""
     compared, partings = settled.compared, settled.mistakes or settled.partings
     if not any(parting.a or parting.b for parting in partings):
-        return ImplementationsVerdict(Outcome.NOT_KNOWN, _unexplained(compared, partings))
+        return ImplementationsVerdict(PairOutcome.NOT_KNOWN, _unexplained(compared, partings))
     parted = tuple(parted_place(compared.a, compared.b, parting, *settled.values) for parting in partings[:MOST_PARTED])
     if not settled.mistakes:
-        return ImplementationsVerdict(Outcome.NOT_KNOWN, drawn(compared.b, partings[0].b[0]), parted=parted)
-    return ImplementationsVerdict(Outcome.MISTAKE, parted=parted)
+        return ImplementationsVerdict(PairOutcome.NOT_KNOWN, drawn(compared.b, partings[0].b[0]), parted=parted)
+    return ImplementationsVerdict(PairOutcome.MISTAKE, parted=parted)
 
 
-def _unread(compared: Compared) -> str:
+def _unread(compared: ComparedSides) -> str:
     """Say that an output has no elements that were read: it may not count as equal."""
     for name in compared.names:
         texts = []
@@ -159,7 +159,7 @@ def _unread(compared: Compared) -> str:
     return ""
 
 
-def _unexplained(compared: Compared, partings: Sequence[Parting]) -> str:
+def _unexplained(compared: ComparedSides, partings: Sequence[Parting]) -> str:
     """Say that results differ behind which nothing was found."""
     names = tuple(dict.fromkeys(name for parting in partings for name in parting.results))
     for name in names:
@@ -171,17 +171,17 @@ def _unexplained(compared: Compared, partings: Sequence[Parting]) -> str:
     return f"no op was found behind {join_limited(names) or 'the results'}"
 
 
-def _undecided(settled: Settled) -> ImplementationsVerdict:
+def _undecided(settled: SettledSides) -> ImplementationsVerdict:
     """Describe draws that differ, and choices between equal values."""
     compared = settled.compared
     parted = tuple(
         replace(parted_place(compared.a, compared.b, Parting((each.a,), (each.b,), ()), {}, {}), note=sentence)
         for each, sentence in settled.undecided[:MOST_PARTED]
     )
-    return ImplementationsVerdict(Outcome.NOT_KNOWN, settled.reason, parted=parted)
+    return ImplementationsVerdict(PairOutcome.NOT_KNOWN, settled.reason, parted=parted)
 
 
-def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) -> ImplementationsVerdict:
+def _rounding(a: Side, b: Side, seed: int, compared: ComparedSides, say: Progress) -> ImplementationsVerdict:
     """Find where two runs of the same function part in their own dtype."""
     wide = compared.a, compared.b
     say("run (a) in its own dtype")
@@ -199,8 +199,8 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
     apart = first_apart(pair, pairs)[:SHOWN]
     if not apart:
         if all(result.units == 0 for result in results):
-            return ImplementationsVerdict(Outcome.EQUAL, results=results, dtype=dtype)
-        return ImplementationsVerdict(Outcome.ROUNDING, results=results, dtype=dtype)
+            return ImplementationsVerdict(PairOutcome.EQUAL, results=results, dtype=dtype)
+        return ImplementationsVerdict(PairOutcome.ROUNDING, results=results, dtype=dtype)
     say("read the values where rounding parts")
     keep = (
         frozenset(other for node in apart for part in pairs.alternatives[node] for other in part),
@@ -211,4 +211,4 @@ def _rounding(a: Side, b: Side, seed: int, compared: Compared, say: Progress) ->
     )
     exact = recorded(b, seed, wide=True, keep=frozenset(apart)).values
     parted = tuple(rounded_place(pair, pairs, node, ours, theirs, exact.get(node)) for node in apart)
-    return ImplementationsVerdict(Outcome.ROUNDING, parted=parted, results=results, dtype=dtype)
+    return ImplementationsVerdict(PairOutcome.ROUNDING, parted=parted, results=results, dtype=dtype)

@@ -16,9 +16,9 @@ from hashbench.extensions.implementations.finding import finding_of as of_weight
 from hashbench.extensions.implementations.pair.verdict import (
     ComparedResult,
     ImplementationsVerdict,
-    Outcome,
+    OpPlace,
+    PairOutcome,
     PartedPlace,
-    Place,
 )
 from hashbench.extensions.implementations.verdict import WeightsVerdict
 
@@ -58,18 +58,18 @@ def finding_of(
         table=_values(first, names, limit) if first is not None else None,
         notes=tuple(_notes(verdict, limit)),
         next=tuple(commands),
-        equal=verdict.outcome in (Outcome.EQUAL, Outcome.ROUNDING),
-        differs=verdict.outcome is Outcome.MISTAKE,
+        equal=verdict.outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING),
+        differs=verdict.outcome is PairOutcome.MISTAKE,
         data=_data(verdict),
     )
 
 
 def _headline(verdict: ImplementationsVerdict, first: PartedPlace | None, names: tuple[str, str]) -> str:
-    if verdict.outcome is Outcome.EQUAL:
+    if verdict.outcome is PairOutcome.EQUAL:
         return "Both implementations are equal bit by bit"
-    if verdict.outcome is Outcome.NOT_KNOWN:
+    if verdict.outcome is PairOutcome.NOT_KNOWN:
         return f"Not known whether both compute the same function: {verdict.reason or 'no reason is known'}"
-    if verdict.outcome is Outcome.MISTAKE:
+    if verdict.outcome is PairOutcome.MISTAKE:
         if first is None:
             return "A mistake: the results differ by more than rounding, and no op is known to be its origin"
         where = _pair_words(first, names, line=True)
@@ -91,7 +91,7 @@ def _pair_words(parted: PartedPlace, names: tuple[str, str], *, line: bool = Fal
     return " / ".join(sides) or "an op of neither side"
 
 
-def _place_words(place: Place, name: str, *, line: bool) -> str:
+def _place_words(place: OpPlace, name: str, *, line: bool) -> str:
     at = _LINE.match(place.source) if line else None
     phase = f"{place.phase}, " if place.phase not in ("", "forward") else ""
     within = f" in {place.module}" if place.module else ""
@@ -184,10 +184,10 @@ def _notes(verdict: ImplementationsVerdict, limit: int) -> Iterator[str]:
         yield f"They part in {len(verdict.parted)} places, of which {1 + FURTHER} are shown: --json has all."
     if verdict.parted and len(verdict.parted[0].values) > limit:
         yield f"The table has {limit} of {len(verdict.parted[0].values)} values: --lines shows more, --json has all."
-    if verdict.outcome is Outcome.ROUNDING:
+    if verdict.outcome is PairOutcome.ROUNDING:
         yield "In float64, where rounding vanishes, the results of both agree."
     differ = verdict.weights is not None and bool(verdict.weights.differences)
-    if differ and verdict.outcome in (Outcome.EQUAL, Outcome.ROUNDING):
+    if differ and verdict.outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING):
         yield "Weights differ, and the results of these inputs do not show it."
 
 

@@ -30,7 +30,7 @@ _LOST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTensor:
     """What is kept of a tensor.
 
     Attributes:
@@ -46,7 +46,7 @@ class Measured:
     largest: float
 
 
-def measure(tensor: torch.Tensor, *, operands: float = 0.0, rows: bool = False) -> Measured:
+def measure(tensor: torch.Tensor, *, operands: float = 0.0, rows: bool = False) -> MeasuredTensor:
     """Return the moments of a tensor of any dtype and shape.
 
     Args:
@@ -69,7 +69,7 @@ def measure(tensor: torch.Tensor, *, operands: float = 0.0, rows: bool = False) 
         sizes = [x + lost * y for x, y in zip(sizes, (1.0, 2 * largest, 3 * largest**2, 1.0), strict=True)]
     kept = torch.cat([block.rows for block in blocks]).cpu().numpy() if by_rows and blocks else None
     moments = Moments((first, second, third, fourth), _four(sizes), int(special))
-    return Measured(moments, kept, (ordered, size), largest)
+    return MeasuredTensor(moments, kept, (ordered, size), largest)
 
 
 _BLOCK = 1 << 15
@@ -79,7 +79,7 @@ _TOTALS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _MomentBlock:
     """Sums of a block: four moments, magnitudes, places, number of special elements, largest; and moments of rows."""
 
     totals: torch.Tensor
@@ -95,7 +95,7 @@ def _blocks(matrix: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from matrix.split(max(1, _BLOCK // matrix.shape[1]))
 
 
-def _block(part: torch.Tensor, *, by_rows: bool, number: int) -> _Block:
+def _block(part: torch.Tensor, *, by_rows: bool, number: int) -> _MomentBlock:
     numbers = part.to(torch.float64)
     magnitude = numbers.abs()
     special = torch.zeros((), dtype=torch.float64, device=part.device)
@@ -112,7 +112,7 @@ def _block(part: torch.Tensor, *, by_rows: bool, number: int) -> _Block:
     weights = _places(numbers.numel(), part.device).view(numbers.shape)
     places = (numbers * weights).sum() * (1.0 + number * 0.7548776662 % 1)
     totals = torch.stack([*sums.sum(0), sizes.sum(), places, special, magnitude.max()])
-    return _Block(totals, sums[sizes > 0] if by_rows else sums)
+    return _MomentBlock(totals, sums[sizes > 0] if by_rows else sums)
 
 
 @functools.lru_cache(maxsize=4)

@@ -35,7 +35,7 @@ Row = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class ColumnOp:
     """One op in its column: its number, its text, its kind."""
 
     number: int
@@ -44,7 +44,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ColumnLine:
     """A line between two rows of a block: of the left, of the right; :data:`JOINED` or :data:`FIRST`."""
 
     left: int
@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ColumnBlock:
     """Consecutive rows of both columns.
 
     Attributes:
@@ -67,9 +67,9 @@ class Block:
 
     title: str
     counts: tuple[str, str]
-    left: tuple[Op | None, ...]
-    right: tuple[Op | None, ...]
-    lines: tuple[Line, ...]
+    left: tuple[ColumnOp | None, ...]
+    right: tuple[ColumnOp | None, ...]
+    lines: tuple[ColumnLine, ...]
     first: bool
     shown: bool
 
@@ -83,7 +83,7 @@ def figures_of(verdict: ImplementationsVerdict, names: tuple[str, str] = NAMES) 
     return {"figures": Markup(drawn), "style": bundled("columns.css", HOME)}
 
 
-def blocks_of(verdict: ImplementationsVerdict) -> list[Block]:
+def blocks_of(verdict: ImplementationsVerdict) -> list[ColumnBlock]:
     """Return both columns in blocks of a module each, joined ops beside each other where order allows it."""
     places = [{name: at for at, (name, _) in enumerate(column)} for column in verdict.columns]
     joined = [(places[0][a], places[1][b]) for a, b in verdict.joined if a in places[0] and b in places[1]]
@@ -191,20 +191,20 @@ def _block(
     ends: Row,
     *,
     few: bool,
-) -> Block:
-    def op_of(side: int, at: int | None) -> Op | None:
-        return None if at is None else Op(at, verdict.columns[side][at][1], kinds[side][at])
+) -> ColumnBlock:
+    def op_of(side: int, at: int | None) -> ColumnOp | None:
+        return None if at is None else ColumnOp(at, verdict.columns[side][at][1], kinds[side][at])
 
     sides = [[op_of(side, row[side]) for row in rows] for side in (0, 1)]
     place = [{op.number: at for at, op in enumerate(ops) if op is not None} for ops in sides]
-    lines = [Line(place[0][i], place[1][j], JOINED) for i, j in joined if i in place[0] and j in place[1]]
+    lines = [ColumnLine(place[0][i], place[1][j], JOINED) for i, j in joined if i in place[0] and j in place[1]]
     a, b = ends
     if a in place[0] and b in place[1]:
-        lines.append(Line(place[0][a], place[1][b], FIRST))
+        lines.append(ColumnLine(place[0][a], place[1][b], FIRST))
     ops = [[op for op in column if op is not None] for column in sides]
     titles = [" … ".join(dict.fromkeys((_layer(each[0].text), _layer(each[-1].text)))) for each in ops if each]
     first = any(op.kind == FIRST for each in ops for op in each)
-    return Block(
+    return ColumnBlock(
         title=" / ".join(filter(None, dict.fromkeys(titles))),
         counts=(_joined_of(ops[0]), _joined_of(ops[1])),
         left=tuple(sides[0]),
@@ -215,7 +215,7 @@ def _block(
     )
 
 
-def _joined_of(ops: Sequence[Op]) -> str:
+def _joined_of(ops: Sequence[ColumnOp]) -> str:
     return f"{sum(op.kind == JOINED for op in ops)} of {len(ops)}"
 
 

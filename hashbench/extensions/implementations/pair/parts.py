@@ -18,7 +18,7 @@ from hashbench.core.trace.arguments import tensors_in
 from hashbench.core.trace.digest import untraced
 from hashbench.core.trace.op_schema import Pattern, plan_of
 from hashbench.extensions.implementations.pair.moments import measure
-from hashbench.extensions.implementations.pair.record import Call
+from hashbench.extensions.implementations.pair.record import KeptCall
 
 MOST_ELEMENTS = 1 << 26
 """Elements of the arguments of a call that is decomposed."""
@@ -32,7 +32,7 @@ def has_parts(op: Any) -> bool:
 
 
 def narrowed(
-    parting: Parting, names: Sequence[str], a: ContentGraph, b: ContentGraph, calls: Mapping[str, Call]
+    parting: Parting, names: Sequence[str], a: ContentGraph, b: ContentGraph, calls: Mapping[str, KeptCall]
 ) -> Parting:
     """Return a parting whose region in (b) begins later, where its first ops compute what (a) computes inside.
 
@@ -59,14 +59,18 @@ def narrowed(
     return parting
 
 
-def _nodes_inside(node: ContentNode, calls: Mapping[str, Call]) -> Iterator[ContentNode]:
+def _nodes_inside(node: ContentNode, calls: Mapping[str, KeptCall]) -> Iterator[ContentNode]:
     record = node.id.rpartition(":")[0]
     call = calls.get(record)
     if call is None or not has_parts(call.func):
         return
     if sum(tensor.numel() for tensor in tensors_in([call.args, call.kwargs])) > MOST_ELEMENTS:
         return
-    with untraced(), _Outputs() as mode, suppress(Exception):  # what it does not support; the steps until then count
+    with (
+        untraced(),
+        _InnerOutputs() as mode,
+        suppress(Exception),
+    ):  # what it does not support; the steps until then count
         decomposition_table[call.func](*call.args, **call.kwargs)
     for number, (op, tensor) in enumerate(mode.found):
         if tensor.layout is torch.strided and tensor.numel():
@@ -94,7 +98,7 @@ def _readers(graph: ContentGraph, node: str) -> set[str]:
     return found
 
 
-class _Outputs(TorchDispatchMode):
+class _InnerOutputs(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[str, torch.Tensor]] = []

@@ -11,7 +11,7 @@ import torch
 from hashbench.core.divergence.content import EXACT, ContentAlignment, Parting
 from hashbench.core.records import OpRecord
 from hashbench.extensions.implementations.pair.record import RecordedRun
-from hashbench.extensions.implementations.pair.verdict import PartedPlace, Place
+from hashbench.extensions.implementations.pair.verdict import OpPlace, PartedPlace
 
 SAMPLES = 4
 """Elements that are shown."""
@@ -49,7 +49,7 @@ def parted_place(
     )
 
 
-def place_of(run: RecordedRun, nodes: Sequence[str]) -> Place | None:
+def place_of(run: RecordedRun, nodes: Sequence[str]) -> OpPlace | None:
     """Return the place of a region; ``None`` if it has no op."""
     records: dict[str, OpRecord] = {}
     for node in nodes:
@@ -60,7 +60,7 @@ def place_of(run: RecordedRun, nodes: Sequence[str]) -> Place | None:
         return None
     first = next(iter(records.values()))
     output = next(run.outputs[node].text for node in nodes if run.outputs[node].record == first.id)
-    return Place(
+    return OpPlace(
         first.op,
         first.module,
         source_of(first),
@@ -144,7 +144,7 @@ def joined(a: RecordedRun, b: RecordedRun, alignment: ContentAlignment) -> tuple
 
 
 def _constants(
-    a: RecordedRun, b: RecordedRun, parting: Parting, one: Place | None, other: Place | None
+    a: RecordedRun, b: RecordedRun, parting: Parting, one: OpPlace | None, other: OpPlace | None
 ) -> Iterator[tuple[str, str, str]]:
     if one is not None and other is not None and one.op == other.op and one.scalars != other.scalars:
         yield "scalar arguments", one.scalars, other.scalars

@@ -61,7 +61,7 @@ COPIES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class NodeOrigin:
     """Where a node came from.
 
     Attributes:
@@ -97,12 +97,12 @@ class RecordedRun:
     """
 
     graph: ContentGraph
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, NodeOrigin]
     trace: Trace
     results: Mapping[str, torch.Tensor]
     digests: Mapping[str, int] = field(default_factory=dict)
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    calls: Mapping[str, Call] = field(default_factory=dict)
+    calls: Mapping[str, KeptCall] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -123,7 +123,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KeptCall:
     """A call of an op, with copies of its arguments."""
 
     func: Any
@@ -146,7 +146,7 @@ def _outputs(written: Sequence[torch.Tensor], output: Any) -> list[torch.Tensor]
     return [*(tensor for tensor in tensors_in(output) if id(tensor) not in known), *written]
 
 
-class RunFailedError(Exception):
+class SideRunError(Exception):
     """A model raised, in an op or elsewhere."""
 
     def __init__(self, error: Exception, op: str) -> None:
@@ -154,7 +154,7 @@ class RunFailedError(Exception):
         super().__init__(f"{named_line(error)}{in_brackets(place)}")
 
 
-class _Contents:
+class _StorageContents:
     """What the views of one storage hold: nodes by view, and the nodes that wrote it."""
 
     __slots__ = ("owner", "views", "writers")
@@ -177,10 +177,10 @@ class ContentRecorder(TraceCallback):
         tick: Callable[[], None] | None = None,
     ) -> None:
         self.nodes: dict[str, ContentNode] = {}
-        self.outputs: dict[str, Output] = {}
+        self.outputs: dict[str, NodeOrigin] = {}
         self.digests: dict[str, int] = {}
         self.values: dict[str, torch.Tensor] = {}
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, KeptCall] = {}
         self._wide, self._keep, self._given, self._tick = wide, frozenset(keep), given or {}, tick
         self._kept_calls = {name.rpartition(":")[0] for name in self._keep}
         self._replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -220,7 +220,7 @@ class ContentRecorder(TraceCallback):
         if plan.seeded:
             self._drawn_from = generator_digest(args, kwargs)
         if node in self._kept_calls:
-            self.calls[node] = Call(func, *mapped([tuple(args), dict(kwargs)], lambda leaf: _moved(leaf, _copy)))
+            self.calls[node] = KeptCall(func, *mapped([tuple(args), dict(kwargs)], lambda leaf: _moved(leaf, _copy)))
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Add a node for each tensor that the call returned or wrote."""
@@ -241,7 +241,7 @@ class ContentRecorder(TraceCallback):
             if not is_view:
                 self._forget_views(tensor, in_place=id(tensor) in known)
             kind = Kind.RANDOM if drawn and not is_view else self._kind(reads)
-            origin = Output(node, index, _text(tensor))
+            origin = NodeOrigin(node, index, _text(tensor))
             if plan.collective is not None:  # of other ranks' data, which may arrive later
                 kind, self._under_way[name] = Kind.COMPUTED, tensor
             self._add(name, str(func), kind, tensor, reads, copies=copies or is_view, origin=origin)
@@ -285,14 +285,14 @@ class ContentRecorder(TraceCallback):
         self._constants += 1
         return self._add(f"constant/{self._constants}", "", Kind.CONSTANT, tensor, (), copies=False)
 
-    def _contents(self, tensor: torch.Tensor) -> _Contents | None:
+    def _contents(self, tensor: torch.Tensor) -> _StorageContents | None:
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
         found = getattr(storage, "_hashbench_contents", None)
         if found is None or found.owner is not self._token:
-            found = _Contents(self._token)
+            found = _StorageContents(self._token)
             storage._hashbench_contents = found  # type: ignore[attr-defined]
         return found
 
@@ -342,7 +342,7 @@ class ContentRecorder(TraceCallback):
         reads: tuple[str, ...],
         *,
         copies: bool,
-        origin: Output | None = None,
+        origin: NodeOrigin | None = None,
     ) -> str:
         tolerance = max([self.nodes[read].tolerance for read in reads], default=EXACT)
         if self._wide is not None and op:
@@ -351,7 +351,7 @@ class ContentRecorder(TraceCallback):
             self._replace(tensor, self._given[name], restored=not op)
         node = ContentNode(name, op, kind, None, reads, copies, tolerance, tensor.numel(), shape=tuple(tensor.shape))
         self.nodes[name] = node if name in self._under_way else self._kept(node, tensor)
-        self.outputs[name] = origin or Output(name, 0, _text(tensor))
+        self.outputs[name] = origin or NodeOrigin(name, 0, _text(tensor))
         contents = self._contents(tensor)
         if contents is not None:
             contents.views[view_key(tensor)] = name
@@ -434,7 +434,7 @@ def record_run(
             with unobserved():
                 named = {name: recorder.read(tensor) for name, tensor in results.items()}
     except Exception as error:
-        raise RunFailedError(error, mode.failed_op(error) if mode is not None else "") from error
+        raise SideRunError(error, mode.failed_op(error) if mode is not None else "") from error
     finally:
         recorder.restore()
     finished = trace.finish()

@@ -12,7 +12,7 @@ import torch
 
 from hashbench.core.divergence.content import ContentGraph, ContentNode, Kind, Moments
 from hashbench.core.trace import file
-from hashbench.extensions.implementations.pair.record import Output, RecordedRun
+from hashbench.extensions.implementations.pair.record import NodeOrigin, RecordedRun
 
 _TRACE, _RUN, _ARRAYS = "trace.log.gz", "run.json", "arrays.npz"
 
@@ -46,7 +46,7 @@ def read_run(folder: Path) -> RecordedRun:
         results, values = (_read(document["tensors"][what], what, arrays) for what in ("result", "value"))
     return RecordedRun(
         ContentGraph({node.id: node for node in nodes}, document["results"]),
-        {name: Output(*each) for name, each in document["outputs"].items()},
+        {name: NodeOrigin(*each) for name, each in document["outputs"].items()},
         file.read(folder / _TRACE),
         results,
         digests=document["digests"],

@@ -17,7 +17,7 @@ from hashbench.core.errors import HashbenchError, named_line
 from hashbench.core.run.rng import preserved_rng
 from hashbench.core.text import count, in_brackets
 from hashbench.core.trace.arguments import raising_line
-from hashbench.extensions.implementations.pair.record import RecordedRun, RunFailedError, record_run
+from hashbench.extensions.implementations.pair.record import RecordedRun, SideRunError, record_run
 from hashbench.extensions.implementations.pair.run_files import read_run, write_run
 from hashbench.extensions.implementations.pair.shards import merged, own_names
 from hashbench.extensions.implementations.pair.sides import BuiltSide, Side, build, build_wide
@@ -55,7 +55,7 @@ def _recorded(side: BuiltSide, *, wide: bool, keep: frozenset[str], given: Mappi
     if side.widened:
         try:
             return _recorded(replace(side, widened=()), wide=wide, keep=keep, given=given)
-        except RunFailedError:  # torch compares some dtypes before an op is dispatched
+        except SideRunError:  # torch compares some dtypes before an op is dispatched
             pass
     return record_run(side.run, side.leaves(), model=side.module, wide=wide, keep=keep, given=given)
 
@@ -67,7 +67,7 @@ def naming(side: str) -> Iterator[None]:
         yield
     except HashbenchError:
         raise
-    except RunFailedError as error:
+    except SideRunError as error:
         what, said, cause = "run", str(error), error.__cause__
     except Exception as error:
         place = in_brackets(raising_line(error))

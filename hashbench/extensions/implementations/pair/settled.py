@@ -15,12 +15,12 @@ from hashbench.core.errors import HashbenchError, named_line
 from hashbench.extensions.implementations.pair.order import other_order, with_order
 from hashbench.extensions.implementations.pair.partial import with_sums
 from hashbench.extensions.implementations.pair.parts import narrowed
-from hashbench.extensions.implementations.pair.record import RecordedRun, RunFailedError
+from hashbench.extensions.implementations.pair.record import RecordedRun, SideRunError
 from hashbench.extensions.implementations.pair.running import recorded
 from hashbench.extensions.implementations.pair.sides import GRADIENT, Side, common_names
 from hashbench.extensions.implementations.pair.stand_ins import (
     StandIn,
-    Why,
+    StandInReason,
     choices,
     draws,
     near_constants,
@@ -42,7 +42,7 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedSides:
     """Both sides in float64.
 
     Attributes:
@@ -60,7 +60,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledSides:
     """Both sides in float64, with contents of (a) in (b) where two right sides may differ.
 
     Attributes:
@@ -70,7 +70,7 @@ class Settled:
         values: of both sides, at the first ops of the first partings.
     """
 
-    compared: Compared
+    compared: ComparedSides
     partings: tuple[Parting, ...]
     stand_ins: tuple[StandIn, ...]
     values: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
@@ -84,7 +84,7 @@ class Settled:
     @property
     def undecided(self) -> tuple[tuple[StandIn, str], ...]:
         """What keeps both sides from being the same function, each with a sentence."""
-        return tuple((each, self._sentence(each)) for each in self.stand_ins if each.why is not Why.ROUNDED)
+        return tuple((each, self._sentence(each)) for each in self.stand_ins if each.why is not StandInReason.ROUNDED)
 
     @property
     def reason(self) -> str:
@@ -94,7 +94,7 @@ class Settled:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was taken for equal, a sentence for each reason."""
-        rounded = [self._sentence(each) for each in self.stand_ins if each.why is Why.ROUNDED]
+        rounded = [self._sentence(each) for each in self.stand_ins if each.why is StandInReason.ROUNDED]
         notes = [f"{_limited(rounded)}."] if rounded else []
         if self.undecided and self.partings:
             notes.append(f"{self.reason}. (b) was given what (a) has there.")
@@ -104,9 +104,9 @@ class Settled:
 
     def _sentence(self, each: StandIn) -> str:
         a, b = self.compared.a, self.compared.b
-        if each.why is Why.DRAWN:
+        if each.why is StandInReason.DRAWN:
             return drawn(b, each.b)
-        if each.why is Why.CHOSEN:
+        if each.why is StandInReason.CHOSEN:
             return f"{b.place(each.b)} chooses between values that are equal to {each.digits} digits"
         return f"{each.kept} ({b.place(each.b)} of (b), {a.place(each.a)} of (a)): taken for equal"
 
@@ -134,13 +134,13 @@ def _wide(name: str, side: Side, seed: int, **options: Any) -> RecordedRun:
         return recorded(side, seed, wide=True, **options)
     except HashbenchError:
         raise
-    except RunFailedError as error:
+    except SideRunError as error:
         raise SideFailedError(name, str(error)) from error
     except Exception as error:
         raise SideFailedError(name, named_line(error)) from error
 
 
-def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
+def settle(a: Side, b: Side, seed: int, say: Progress) -> SettledSides:
     """Run both sides in float64, and (b) again with contents of (a) where these may differ.
 
     What constructors compute is computed in float64 as well. Where both sides then part, it is tried as well with what
@@ -165,7 +165,7 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> Settled:
     return _with_parts(cast, sides[0], seed, say) if better else _with_parts(found, a, seed, say)
 
 
-def _with_parts(found: Settled, a: Side, seed: int, say: Progress) -> Settled:
+def _with_parts(found: SettledSides, a: Side, seed: int, say: Progress) -> SettledSides:
     """Narrow the leading region of (b) by what a fused op of (a) computes inside."""
     if not found.partings or len(found.partings[0].b) < 2:
         return found
@@ -179,14 +179,14 @@ def _with_parts(found: Settled, a: Side, seed: int, say: Progress) -> Settled:
     return replace(found, partings=(narrow, *others))
 
 
-def _settled(a: Side, b: Side, seed: int, say: Progress) -> Settled:
+def _settled(a: Side, b: Side, seed: int, say: Progress) -> SettledSides:
     compared, stand_ins = _in_float64(a, b, seed, say), list[StandIn]()
     for left in reversed(range(ROUNDS + 1)):
         say("walk back")
         graphs = compared.a.graph, compared.b.graph, compared.alignment
         partings = tuple(with_order(*graphs, parting) for parting in find_partings(*graphs)) or other_order(*graphs)
         if not partings:
-            return Settled(compared, (), tuple(stand_ins), ({}, {}))
+            return SettledSides(compared, (), tuple(stand_ins), ({}, {}))
         if left == ROUNDS and max(a.ranks, b.ranks) > 1:
             say("add up partial sums of ranks")
             compared = _with_partial_sums(a, b, seed, compared)
@@ -195,7 +195,7 @@ def _settled(a: Side, b: Side, seed: int, say: Progress) -> Settled:
         say("read the values where they part")
         found, values = _stand_ins(a, b, seed, compared, partings, given)
         if not found or not left:
-            return Settled(compared, partings, tuple(stand_ins), values)
+            return SettledSides(compared, partings, tuple(stand_ins), values)
         stand_ins += found
         say("run (b) in float64 with what (a) has there")
         given |= {each.b: each.value for each in found}
@@ -203,7 +203,7 @@ def _settled(a: Side, b: Side, seed: int, say: Progress) -> Settled:
     raise AssertionError
 
 
-def _with_partial_sums(a: Side, b: Side, seed: int, compared: Compared) -> Compared:
+def _with_partial_sums(a: Side, b: Side, seed: int, compared: ComparedSides) -> ComparedSides:
     """Align partial sums of ranks as well: what is right in them explains nothing."""
     first, second, alignment = compared.a, compared.b, compared.alignment
     if a.ranks > 1:
@@ -217,7 +217,7 @@ def _stand_ins(
     a: Side,
     b: Side,
     seed: int,
-    compared: Compared,
+    compared: ComparedSides,
     partings: Sequence[Parting],
     given: Mapping[str, torch.Tensor],
 ) -> tuple[list[StandIn], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]]:
@@ -235,14 +235,14 @@ def _stand_ins(
     values = first.values, second.values
     if max(a.ranks, b.ranks) > 1:
         return [], values  # the ranks of a program cannot be given contents
-    found = [StandIn(*pair, first.values[pair[0]], Why.DRAWN) for pair in drawn if pair[0] in first.values]
+    found = [StandIn(*pair, first.values[pair[0]], StandInReason.DRAWN) for pair in drawn if pair[0] in first.values]
     found += rounded_constants(constants, first, second, given)
     if not found:
         found = [each for parting in partings[:MOST_PARTED] for each in choices(parting, first, second)]
     return [each for each in found if each.b not in given], values
 
 
-def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
+def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> ComparedSides:
     say("run (a) in float64")
     first = _wide("(a)", a, seed)
     say("run (b) in float64")
@@ -259,11 +259,11 @@ def _in_float64(a: Side, b: Side, seed: int, say: Progress) -> Compared:
 
 def _compared(
     first: RecordedRun, second: RecordedRun, names: Mapping[str, str], left: tuple[str, ...], say: Progress
-) -> Compared:
+) -> ComparedSides:
     say("align")
     one, other = _renamed(first.graph, second.graph, names)
     alignment = align_contents(one, other)
-    return Compared(replace(first, graph=one), replace(second, graph=other), names, left, alignment)
+    return ComparedSides(replace(first, graph=one), replace(second, graph=other), names, left, alignment)
 
 
 def _renamed(a: ContentGraph, b: ContentGraph, names: Mapping[str, str]) -> tuple[ContentGraph, ContentGraph]:

@@ -20,7 +20,7 @@ import torch
 from hashbench.core.divergence.align import align
 from hashbench.core.divergence.content import ContentGraph, ContentNode, Kind
 from hashbench.core.records import OpRecord
-from hashbench.extensions.implementations.pair.record import Output, RecordedRun
+from hashbench.extensions.implementations.pair.record import NodeOrigin, RecordedRun
 
 _Kept = TypeVar("_Kept")
 _NAMED = (Kind.INPUT, Kind.WEIGHT)
@@ -148,7 +148,7 @@ def _is_unnamed(node: ContentNode) -> bool:
     return not node.op and node.kind not in _NAMED
 
 
-def _renamed(output: Output, calls: Mapping[str, str]) -> Output:
+def _renamed(output: NodeOrigin, calls: Mapping[str, str]) -> NodeOrigin:
     return replace(output, record=calls.get(output.record, output.record))
 
 

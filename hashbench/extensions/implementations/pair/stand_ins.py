@@ -14,7 +14,7 @@ import torch
 from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, Kind, Parting
 from hashbench.extensions.implementations.pair.order import is_reordered
 from hashbench.extensions.implementations.pair.places import arranged
-from hashbench.extensions.implementations.pair.record import Call, RecordedRun
+from hashbench.extensions.implementations.pair.record import KeptCall, RecordedRun
 
 NEAR = 2.0**-22
 """Relative difference of a constant in float32 and the same in float64, at most."""
@@ -35,7 +35,7 @@ _JUMP = 100.0
 """Change of an output, in changes of the inputs, from which on it is no continuous function of them."""
 
 
-class Why(enum.Enum):
+class StandInReason(enum.Enum):
     """Why contents of (a) stand in for those of (b)."""
 
     DRAWN = "drawn"
@@ -58,7 +58,7 @@ class StandIn:
     a: str
     b: str
     value: torch.Tensor
-    why: Why
+    why: StandInReason
     digits: int = 0
     kept: str = ""
 
@@ -135,7 +135,7 @@ def rounded_constants(
             continue
         value, kept = _ranked_alike(a.values[ours], b.values[theirs])
         if kept:
-            yield StandIn(ours, theirs, value, Why.ROUNDED, kept=kept)
+            yield StandIn(ours, theirs, value, StandInReason.ROUNDED, kept=kept)
             behind |= {theirs, *_following(b.graph, theirs)}
 
 
@@ -204,11 +204,11 @@ def choices(parting: Parting, a: RecordedRun, b: RecordedRun) -> tuple[StandIn, 
         noise = b.graph.nodes[other].tolerance
         if bool(_apart(like, value, noise).any()):
             same_shape = a.values[one].shape == value.shape
-            mine = _Output(a.calls.get(ours.rpartition(":")[0]) if same_shape else None, _index(one), like)
-            digits = _equal_digits(mine, _Output(call, _index(other), value), noise)
+            mine = _KeptOutput(a.calls.get(ours.rpartition(":")[0]) if same_shape else None, _index(one), like)
+            digits = _equal_digits(mine, _KeptOutput(call, _index(other), value), noise)
             if not digits:
                 return ()
-            found.append(StandIn(one, other, like.to(value.dtype), Why.CHOSEN, digits))
+            found.append(StandIn(one, other, like.to(value.dtype), StandInReason.CHOSEN, digits))
     return tuple(found)
 
 
@@ -226,10 +226,10 @@ def _apart(one: torch.Tensor, other: torch.Tensor, noise: float) -> torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
+class _KeptOutput:
     """An output of a call, and what it becomes if the call is repeated with its inputs moved; ``call`` may lack."""
 
-    call: Call | None
+    call: KeptCall | None
     index: int
     value: torch.Tensor
 
@@ -240,7 +240,7 @@ class _Output:
         return value if value.shape == self.value.shape else None
 
 
-def _equal_digits(ours: _Output, theirs: _Output, noise: float) -> int:
+def _equal_digits(ours: _KeptOutput, theirs: _KeptOutput, noise: float) -> int:
     """Return the digits to which the values are equal that ops choose between; 0 if not every difference is explained:
     an element must become the same on both sides in some of the repeated calls."""
     levels = _LEVELS if noise == EXACT else (round(-math.log10(noise)),)

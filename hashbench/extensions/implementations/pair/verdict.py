@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashbench.extensions.implementations.verdict import WeightsVerdict
 
 
-class Outcome(enum.Enum):
+class PairOutcome(enum.Enum):
     """What was found; :mod:`~hashbench.extensions.implementations.pair.finding` has the words."""
 
     EQUAL = "equal"
@@ -19,7 +19,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OpPlace:
     """Ops of one side.
 
     Attributes:
@@ -57,8 +57,8 @@ class PartedPlace:
         note: what else is known, such as a choice between equal values; a sentence, or empty.
     """
 
-    a: Place | None
-    b: Place | None
+    a: OpPlace | None
+    b: OpPlace | None
     inputs: tuple[tuple[str, str], ...] = ()
     constants: tuple[tuple[str, str, str], ...] = ()
     values: tuple[tuple[str, float, float], ...] = ()
@@ -104,7 +104,7 @@ class ImplementationsVerdict:
         notes: what was taken for equal, as sentences.
     """
 
-    outcome: Outcome
+    outcome: PairOutcome
     reason: str = ""
     parted: tuple[PartedPlace, ...] = ()
     results: tuple[ComparedResult, ...] = ()

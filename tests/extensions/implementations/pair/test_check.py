@@ -14,7 +14,7 @@ from torch import nn
 from hashbench.core.errors import HashbenchError
 from hashbench.extensions.implementations.pair.check import compare_implementations
 from hashbench.extensions.implementations.pair.sides import Side
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, PairOutcome
 from tests.extensions.implementations.pair.modules import compared, drawn
 
 X = drawn(8, 16)
@@ -80,7 +80,7 @@ def test_models_inputs_generators_and_settings_stay_as_they_are(fails: str, *, g
     before = state(a, b, x=x)
     try:
         verdict = models(a, b, x, loss=loss)
-        assert verdict.outcome is (Outcome.NOT_KNOWN if fails else Outcome.MISTAKE)
+        assert verdict.outcome is (PairOutcome.NOT_KNOWN if fails else PairOutcome.MISTAKE)
     except HashbenchError:
         assert fails == "always"
     assert_equal(before, state(a, b, x=x))
@@ -89,14 +89,14 @@ def test_models_inputs_generators_and_settings_stay_as_they_are(fails: str, *, g
 def test_a_function_that_closes_over_a_model_leaves_it_as_it_is() -> None:
     model, x = Counting(), X.clone()
     before = state(model, x=x)
-    assert models(lambda x: model.linear(x), lambda x: model.linear(x).tanh(), x).outcome is Outcome.MISTAKE  # type: ignore[arg-type]
+    assert models(lambda x: model.linear(x), lambda x: model.linear(x).tanh(), x).outcome is PairOutcome.MISTAKE  # type: ignore[arg-type]
     assert_equal(before, state(model, x=x))
 
 
 def test_what_a_model_writes_into_its_inputs_and_buffers_is_not_seen_by_the_next_run() -> None:
     a = Counting()
     verdict = models(a, a, X.clone())
-    assert verdict.outcome is Outcome.EQUAL
+    assert verdict.outcome is PairOutcome.EQUAL
 
 
 # ---------------------------------------------------------------------------------------------------- sides that raise
@@ -126,7 +126,7 @@ def viewed(model: Any, x: torch.Tensor) -> torch.Tensor:
 )
 def test_what_raises_in_float64_alone_is_not_known(a: Any, b: Any, said: str) -> None:
     verdict = compared(a, b)
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     assert re.search(said, verdict.reason), verdict.reason
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from hashbench.extensions.implementations.pair.check import compare_implementations
 from hashbench.extensions.implementations.pair.finding import finding_of
 from hashbench.extensions.implementations.pair.sides import Side
-from hashbench.extensions.implementations.pair.verdict import Outcome
+from hashbench.extensions.implementations.pair.verdict import PairOutcome
 
 
 class _Tanh(nn.Module):
@@ -32,7 +32,7 @@ def _side(**options: bool) -> Side:
 
 def test_outputs_of_one_side_alone_are_told() -> None:
     verdict = compare_implementations(_side(extra=True), _side())
-    assert verdict.outcome is Outcome.EQUAL
+    assert verdict.outcome is PairOutcome.EQUAL
     assert verdict.left == ("output.cache",)
     assert ("not compared", "output.cache, which one side alone returns") in finding_of(verdict).facts
 
@@ -85,7 +85,7 @@ def _trained(*, fused: bool) -> Side:
 
 def test_gradients_are_compared_in_the_own_dtype() -> None:
     same = compare_implementations(_trained(fused=True), _trained(fused=True))
-    assert same.outcome is Outcome.EQUAL
+    assert same.outcome is PairOutcome.EQUAL
     assert [(each.name, each.units) for each in same.results if "gradient" in each.name] == [
         ("gradient of parts.0", 0.0)
     ]
@@ -93,20 +93,20 @@ def test_gradients_are_compared_in_the_own_dtype() -> None:
 
 def test_gradients_correspond_by_content_and_not_by_name() -> None:
     """Both sides call other parameters ``parts.0``."""
-    assert compare_implementations(_trained(fused=False), _trained(fused=True)).outcome is not Outcome.MISTAKE
+    assert compare_implementations(_trained(fused=False), _trained(fused=True)).outcome is not PairOutcome.MISTAKE
 
 
 def test_gradients_that_nothing_was_compared_with_are_not_equal_bit_by_bit() -> None:
     verdict = compare_implementations(_trained(fused=False), _trained(fused=True))
     gradients = [each for each in verdict.results if "gradient" in each.name]
     assert gradients
-    assert (verdict.outcome is Outcome.EQUAL) == all(each.units == 0 for each in verdict.results)
+    assert (verdict.outcome is PairOutcome.EQUAL) == all(each.units == 0 for each in verdict.results)
 
 
 def test_outputs_without_elements_are_not_known() -> None:
     x = torch.linspace(0, 1, 12).reshape(3, 4)
     whole, none = (Side(lambda rows=rows: lambda x: x.sin()[:rows], lambda: (x,)) for rows in (3, 0))
     verdict = compare_implementations(whole, none)
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     wanted = "output is float64[3, 4] in (a) and float64[0, 4] in (b), of which nothing could be compared"
     assert verdict.reason == wanted

@@ -9,7 +9,7 @@ import pytest
 
 from hashbench.core.finding import as_json
 from hashbench.extensions.implementations.pair.finding import finding_of
-from hashbench.extensions.implementations.pair.verdict import Outcome
+from hashbench.extensions.implementations.pair.verdict import PairOutcome
 from tests.extensions.implementations.pair.verdicts import EPS, VERDICTS
 
 
@@ -28,7 +28,7 @@ def test_only_a_mistake_differs_and_what_is_not_known_is_not_equal(name: str, eq
 
 
 def test_every_outcome_has_a_verdict() -> None:
-    assert {verdict.outcome for verdict in VERDICTS.values()} == set(Outcome)
+    assert {verdict.outcome for verdict in VERDICTS.values()} == set(PairOutcome)
 
 
 def test_the_first_line_has_both_ops_with_module_and_line() -> None:

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 from hashbench.core.finding.page import as_html
 from hashbench.extensions.implementations.pair.finding import finding_of
-from hashbench.extensions.implementations.pair.page import MOST_ROWS, Block, blocks_of, figures_of
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome, PartedPlace, Place
+from hashbench.extensions.implementations.pair.page import MOST_ROWS, ColumnBlock, blocks_of, figures_of
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, OpPlace, PairOutcome, PartedPlace
 from tests.extensions.implementations.pair.verdicts import VERDICTS
 
 
@@ -21,11 +21,11 @@ def verdict(a: str, b: str, joined: str, *, parted: tuple[str, str] | None = Non
         for column in (a, b)
     )  # fmt: skip
     pairs = tuple((one, other) for one, _, other in (word.partition("-") for word in joined.split()))
-    places = () if parted is None else (PartedPlace(*(Place("op", ids=(name,)) for name in parted)),)
-    return ImplementationsVerdict(Outcome.MISTAKE, parted=places, columns=columns, joined=pairs)
+    places = () if parted is None else (PartedPlace(*(OpPlace("op", ids=(name,)) for name in parted)),)
+    return ImplementationsVerdict(PairOutcome.MISTAKE, parted=places, columns=columns, joined=pairs)
 
 
-def texts(block: Block) -> list[tuple[str, str]]:
+def texts(block: ColumnBlock) -> list[tuple[str, str]]:
     sides = ([op.text.split(".")[1] if op else "" for op in column] for column in (block.left, block.right))
     return list(zip(*sides, strict=True))
 

@@ -9,7 +9,7 @@ import pytest
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from benchmarks.pairs import Row, Scored, corpus, report, scored
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome, PartedPlace, Place
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, OpPlace, PairOutcome, PartedPlace
 
 pytest.importorskip("transformers")
 pytest.importorskip("timm")
@@ -61,25 +61,25 @@ def test_mistakes_are_named_and_no_clean_pair_is_blamed() -> None:
         assert sum(asked) >= LEAST[name] * len(asked), f"{name}\n{report(found)}\n{missed}"
 
 
-def judged(outcome: Outcome, *, module: str = "layers.1", op: str = "aten.mul.Tensor", ops: int = 1) -> Scored:
+def judged(outcome: PairOutcome, *, module: str = "layers.1", op: str = "aten.mul.Tensor", ops: int = 1) -> Scored:
     row = Row("gpt2_nano", "", "scale", "mistake", "layers.1", "mul|matmul", "", "")
-    place = Place(op, module, "x.py:3 y = x", ops=(op, *["aten.add.Tensor"] * (ops - 1)))
+    place = OpPlace(op, module, "x.py:3 y = x", ops=(op, *["aten.add.Tensor"] * (ops - 1)))
     verdict = ImplementationsVerdict(outcome, parted=(PartedPlace(None, place),))
     return Scored(row, verdict, 1.0)
 
 
 def test_another_outcome_layer_or_op_is_a_miss() -> None:
-    assert judged(Outcome.MISTAKE).missed() == ""
-    assert judged(Outcome.MISTAKE, op="aten.bmm.default").missed() == ""
-    assert "verdict: rounding" in judged(Outcome.ROUNDING).missed()
-    assert "layer: mistake" in judged(Outcome.MISTAKE, module="layers.2").missed()
-    assert "op: mistake" in judged(Outcome.MISTAKE, op="aten.sub.Tensor").missed()
+    assert judged(PairOutcome.MISTAKE).missed() == ""
+    assert judged(PairOutcome.MISTAKE, op="aten.bmm.default").missed() == ""
+    assert "verdict: rounding" in judged(PairOutcome.ROUNDING).missed()
+    assert "layer: mistake" in judged(PairOutcome.MISTAKE, module="layers.2").missed()
+    assert "op: mistake" in judged(PairOutcome.MISTAKE, op="aten.sub.Tensor").missed()
 
 
 def test_a_region_of_more_than_five_ops_counts_by_its_first_one() -> None:
-    row = judged(Outcome.MISTAKE, op="aten.sub.Tensor", ops=2).row
+    row = judged(PairOutcome.MISTAKE, op="aten.sub.Tensor", ops=2).row
     ops = ("aten.sub.Tensor", *["aten.add.Tensor"] * 3, "aten.mul.Tensor")
     for region, right in ((ops, True), ((*ops[:1], "aten.add.Tensor", *ops[1:]), False)):
-        place = Place("aten.sub.Tensor", "layers.1", ops=region)
-        found = Scored(row, ImplementationsVerdict(Outcome.MISTAKE, parted=(PartedPlace(None, place),)), 1.0)
+        place = OpPlace("aten.sub.Tensor", "layers.1", ops=region)
+        found = Scored(row, ImplementationsVerdict(PairOutcome.MISTAKE, parted=(PartedPlace(None, place),)), 1.0)
         assert found.op is right

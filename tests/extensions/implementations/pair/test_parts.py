@@ -6,7 +6,7 @@ import torch
 
 from hashbench.extensions.implementations.pair.check import compare_implementations
 from hashbench.extensions.implementations.pair.sides import Side
-from hashbench.extensions.implementations.pair.verdict import Outcome
+from hashbench.extensions.implementations.pair.verdict import PairOutcome
 
 
 def _fused(x: torch.Tensor) -> torch.Tensor:
@@ -27,9 +27,9 @@ def _side(function: object) -> Side:
 
 def test_an_op_of_a_formula_is_named_beside_a_fused_op() -> None:
     """Both variances agree with what the fused op computes inside; the sum with eps does not."""
-    assert compare_implementations(_side(_fused), _side(_formula)).outcome is not Outcome.MISTAKE
+    assert compare_implementations(_side(_fused), _side(_formula)).outcome is not PairOutcome.MISTAKE
     verdict = compare_implementations(_side(_fused), _side(lambda x: _formula(x, eps=1e-3)))
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     place = verdict.parted[0].b
     assert place is not None
     assert place.op == "aten.add.Tensor"

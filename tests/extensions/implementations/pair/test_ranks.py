@@ -23,7 +23,7 @@ from hashbench.extensions.implementations.pair.run_files import read_run, write_
 from hashbench.extensions.implementations.pair.running import recorded
 from hashbench.extensions.implementations.pair.shards import fitted, merged
 from hashbench.extensions.implementations.pair.sides import Side
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, PairOutcome
 from tests.extensions.implementations.pair import ranked_blocks as blocks
 
 ONE = Side(blocks.one, blocks.inputs)
@@ -51,7 +51,7 @@ class TestProcesses:
     def test_the_same_function_on_ranks_differs_by_rounding_alone(self, side: Side) -> None:
         verdict = compare_implementations(ONE, side)
 
-        assert verdict.outcome is Outcome.ROUNDING, verdict
+        assert verdict.outcome is PairOutcome.ROUNDING, verdict
         assert all(result.units is not None and result.units < 16 for result in verdict.results)
         assert verdict.weights_reason.startswith("a side runs on several ranks")
 
@@ -60,12 +60,12 @@ class TestProcesses:
             Side(blocks.one, blocks.inputs, loss=blocks.squares), beside(blocks.by_dtensor, loss=blocks.squares)
         )
 
-        assert verdict.outcome is Outcome.ROUNDING, verdict
+        assert verdict.outcome is PairOutcome.ROUNDING, verdict
 
     def test_ranks_with_parts_of_a_batch_are_equal_bit_by_bit(self) -> None:
         verdict = compare_implementations(ONE, beside(blocks.one, inputs=blocks.own_items))
 
-        assert verdict.outcome is Outcome.EQUAL, verdict
+        assert verdict.outcome is PairOutcome.EQUAL, verdict
         assert [result.units for result in verdict.results] == [0.0]
 
     @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ class TestProcesses:
     def test_a_mistake_is_named_at_its_line(self, mistake: str, line: str) -> None:
         verdict = compare_implementations(ONE, beside(partial(blocks.sharded, mistake)))
 
-        assert verdict.outcome is Outcome.MISTAKE, verdict
+        assert verdict.outcome is PairOutcome.MISTAKE, verdict
         assert line in source_of_b(verdict)
         assert not verdict.parted[0].note
 
@@ -92,7 +92,7 @@ class TestProcesses:
             Side(partial(blocks.one, bias=False), blocks.inputs), beside(partial(blocks.sharded, mistake, bias=False))
         )
 
-        assert verdict.outcome is Outcome.MISTAKE, verdict
+        assert verdict.outcome is PairOutcome.MISTAKE, verdict
         assert line in source_of_b(verdict)
         assert "a reduction over the ranks is missing" in verdict.parted[0].note
         assert any(b.endswith("float64[4, 7, 32] added up over ranks") for _, b in verdict.parted[0].inputs)
@@ -103,7 +103,7 @@ class TestProcesses:
             Side(blocks.down, blocks.inputs), beside(partial(blocks.rows, reduced=reduced), inputs=blocks.own_columns)
         )
 
-        assert verdict.outcome is (Outcome.ROUNDING if reduced else Outcome.MISTAKE), verdict
+        assert verdict.outcome is (PairOutcome.ROUNDING if reduced else PairOutcome.MISTAKE), verdict
 
     def test_a_stale_shard_is_named_beside_its_op(self) -> None:
         verdict = compare_implementations(ONE, beside(partial(blocks.sharded, "shard twice")))
@@ -118,7 +118,7 @@ class TestProcesses:
             Side(blocks.one, blocks.inputs, loss=blocks.squares), beside(blocks.sharded, loss=blocks.squares)
         )
 
-        assert verdict.outcome is Outcome.MISTAKE
+        assert verdict.outcome is PairOutcome.MISTAKE
         assert (verdict.parted[0].b.phase, verdict.parted[0].b.module) == ("backward", "Sharded.norm2")  # type: ignore[union-attr]
         assert "a reduction over the ranks is missing" in verdict.parted[0].note
 
@@ -158,7 +158,7 @@ class TestProcesses:
 
         verdict = compare_implementations(*load_sides(UserFile.read(path, example=EXAMPLE), training=None))
 
-        assert verdict.outcome in (Outcome.EQUAL, Outcome.ROUNDING), verdict
+        assert verdict.outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING), verdict
         assert verdict.results[0].relative == pytest.approx(0.0, abs=1e-6)
 
 

@@ -13,10 +13,10 @@ from torch import nn
 from hashbench.extensions.implementations.pair.check import compare_implementations
 from hashbench.extensions.implementations.pair.finding import finding_of
 from hashbench.extensions.implementations.pair.sides import Side
-from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, Outcome
+from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, PairOutcome
 from tests.extensions.implementations.pair.modules import compared, drawn, kernels, weights
 
-THE_SAME = (Outcome.EQUAL, Outcome.ROUNDING)
+THE_SAME = (PairOutcome.EQUAL, PairOutcome.ROUNDING)
 X = drawn(32, 16)
 
 
@@ -68,7 +68,7 @@ CHOICES = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_between_equal_values_is_not_known(name: str) -> None:
     verdict = compared(after(CHOICES[name], one_way), after(CHOICES[name], other_way), X)
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     assert " in Made chooses between values that are equal to 12 digits" in verdict.reason
     assert verdict.parted[0].note == verdict.reason
     assert "With what (a) has there, all results of (b) agree in float64." in " ".join(str(finding_of(verdict)).split())
@@ -76,7 +76,7 @@ def test_a_choice_between_equal_values_is_not_known(name: str) -> None:
 
 def test_rounding_to_eight_bits_at_a_half_is_not_known() -> None:
     verdict = compared(quantized(True), quantized(False), HALVES)
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     assert verdict.reason.startswith("aten.round.default in Made chooses between")
 
 
@@ -97,7 +97,7 @@ def test_rounding_to_eight_bits_at_a_half_is_not_known() -> None:
 )
 def test_a_real_mistake_at_a_choice_is_one(a: Any, b: Any) -> None:
     verdict = compared(a, b, X)
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     assert not verdict.notes
 
 
@@ -105,7 +105,7 @@ def test_another_rounding_of_what_is_no_half_is_a_mistake() -> None:
     def floor(model: Any, x: torch.Tensor) -> torch.Tensor:
         return (x * 10.0).floor().clamp(-128, 127).to(torch.int8).to(x.dtype) @ model.w0.to(x.dtype)
 
-    assert compared(quantized(True), floor, X.double()).outcome is Outcome.MISTAKE
+    assert compared(quantized(True), floor, X.double()).outcome is PairOutcome.MISTAKE
 
 
 def test_a_mistake_behind_a_choice_is_named_and_the_choice_is_told() -> None:
@@ -116,7 +116,7 @@ def test_a_mistake_behind_a_choice_is_named_and_the_choice_is_told() -> None:
         return after(CHOICES["argmax"], one_way)(model, x).sin()
 
     verdict = compared(right, scaled, X)
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     assert verdict.parted[0].b is not None
     assert verdict.parted[0].b.op == "aten.mul.Tensor"
     (note,) = verdict.notes
@@ -130,7 +130,7 @@ def test_a_choice_behind_a_fallback_is_known_to_its_digits() -> None:
             return torch.stack([ops.mm32(x, model.w0), x @ model.w0], -1).flatten(1)
 
         verdict = compared(after(CHOICES["argmax"], one_way), after(CHOICES["argmax"], low), X)
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     assert "equal to 5 digits" in verdict.reason
 
 
@@ -162,13 +162,13 @@ def test_the_same_draws_align() -> None:
 
 def test_draws_that_differ_are_not_known() -> None:
     verdict = of_models(Dropped(), Dropped(before=3))
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     assert verdict.reason.startswith("aten.bernoulli_.float in Dropped.dropout draws random numbers that differ: use ")
 
 
 def test_draws_of_another_op_are_not_known() -> None:
     verdict = of_models(Dropped(), Dropped(before=3, by_hand=True))
-    assert verdict.outcome is Outcome.NOT_KNOWN
+    assert verdict.outcome is PairOutcome.NOT_KNOWN
     assert "draws random numbers that differ" in verdict.reason
 
 
@@ -182,7 +182,7 @@ def test_draws_of_another_op_are_not_known() -> None:
 )
 def test_a_mistake_beside_draws_is_one(b: nn.Module, op: str) -> None:
     verdict = of_models(Dropped(), b)
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     assert op in {parted.b.op for parted in verdict.parted if parted.b is not None}
 
 
@@ -227,7 +227,7 @@ def test_a_constant_that_is_kept_in_float32_is_taken_for_equal(*, buffer_of_a: b
 @pytest.mark.parametrize("buffer_of_a", [True, False], ids=["in a", "in b"])
 def test_another_constant_is_a_mistake(theta: float, *, buffer_of_a: bool) -> None:
     verdict = of_models(Rotary(buffer=buffer_of_a), Rotary(buffer=not buffer_of_a, theta=theta))
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     assert not verdict.notes
 
 
@@ -241,7 +241,7 @@ def test_a_mistake_beside_a_constant_in_float32_is_named() -> None:
             return (super().forward(x) / math.sqrt(1.0)).sigmoid()
 
     verdict = of_models(Right(buffer=True), Scaled(buffer=False))
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     assert verdict.parted[0].b is not None
     assert verdict.parted[0].b.op == "aten.div.Tensor"
     assert "taken for equal" in verdict.notes[0]
@@ -263,7 +263,7 @@ def test_a_hidden_cast_is_rounding_and_is_named(name: str) -> None:
             return ((x @ model.w0).tanh() @ model.w1).float()
 
     verdict = compared(plain, {"cast": cast, "autocast": autocast}[name])
-    assert verdict.outcome is Outcome.ROUNDING
+    assert verdict.outcome is PairOutcome.ROUNDING
     first = verdict.parted[0]
     assert first.b is not None
     assert first.b.op == {"cast": "aten._to_copy.default", "autocast": "aten.mm.default"}[name]
@@ -275,5 +275,5 @@ def test_a_cast_and_back_inside_one_op_is_told_by_its_values() -> None:
         return torch.nn.functional.linear(x.bfloat16().float(), model.w0).tanh()
 
     verdict = compared(lambda model, x: torch.nn.functional.linear(x, model.w0).tanh(), rounded)
-    assert verdict.outcome is Outcome.ROUNDING
+    assert verdict.outcome is PairOutcome.ROUNDING
     assert "bfloat16" in verdict.parted[0].note

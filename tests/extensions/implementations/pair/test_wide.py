@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hashbench.core.divergence.content import COARSE, EXACT, FALLBACK
-from hashbench.extensions.implementations.pair.verdict import Outcome
+from hashbench.extensions.implementations.pair.verdict import PairOutcome
 from hashbench.extensions.implementations.pair.wide import WideMode, default_dtype
 from tests.extensions.implementations.pair.modules import compared, drawn, kernels
 
@@ -133,11 +133,11 @@ def test_a_clean_pair_behind_a_fallback_is_no_mistake(ops: Any, name: str, *, bo
         return (x @ model.w0).tanh() @ model.w1
 
     verdict = compared(with_op if both else plain, with_op, dtype=dtype)
-    assert verdict.outcome in (Outcome.EQUAL, Outcome.ROUNDING)
+    assert verdict.outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING)
     assert verdict.fallbacks is not None
     assert sum(verdict.fallbacks.values()) == (2 if both else 1)
     swapped = compared(with_op, plain, dtype=dtype)
-    assert swapped.outcome in (Outcome.EQUAL, Outcome.ROUNDING)
+    assert swapped.outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -151,7 +151,7 @@ def test_a_mistake_behind_a_fallback_is_named(ops: Any, name: str) -> None:
         return ((getattr(ops, name)(x, model.w0).tanh() * factor) @ model.w1).sigmoid()
 
     verdict = compared(plain, wrong, dtype=dtype)
-    assert verdict.outcome is Outcome.MISTAKE
+    assert verdict.outcome is PairOutcome.MISTAKE
     assert verdict.parted[0].b is not None
     assert verdict.parted[0].b.op == "aten.mul.Tensor"
 
@@ -166,7 +166,7 @@ def test_grouped_mm_of_bfloat16_agrees_with_a_loop_of_matmuls() -> None:
         return torch.cat([x[:4] @ model.w0, x[4:] @ model.w1])
 
     verdict = compared(grouped, loop, dtype=torch.bfloat16)
-    assert verdict.outcome in (Outcome.EQUAL, Outcome.ROUNDING)
+    assert verdict.outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING)
     assert verdict.fallbacks == {"aten._grouped_mm.default": 1}
 
 
@@ -182,5 +182,5 @@ def test_rounding_to_eight_bits_on_purpose_stays() -> None:
     def wide(model: Any, x: torch.Tensor) -> torch.Tensor:
         return x @ model.w0
 
-    assert compared(first, other).outcome in (Outcome.EQUAL, Outcome.ROUNDING)
-    assert compared(first, wide).outcome is Outcome.MISTAKE
+    assert compared(first, other).outcome in (PairOutcome.EQUAL, PairOutcome.ROUNDING)
+    assert compared(first, wide).outcome is PairOutcome.MISTAKE

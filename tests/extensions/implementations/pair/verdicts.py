@@ -8,9 +8,9 @@ from dataclasses import replace
 from hashbench.extensions.implementations.pair.verdict import (
     ComparedResult,
     ImplementationsVerdict,
-    Outcome,
+    OpPlace,
+    PairOutcome,
     PartedPlace,
-    Place,
 )
 from hashbench.extensions.implementations.verdict import WeightsDifference, WeightsMatch, WeightsVerdict
 
@@ -28,7 +28,7 @@ STALE = WeightsDifference(
     value_b="1.5",
 )
 
-MM = Place(
+MM = OpPlace(
     "aten.mm.default",
     "layers.0.attn",
     "model.py:21 q = self.q(x)",
@@ -36,8 +36,10 @@ MM = Place(
     ops=("aten.mm.default",),
     ids=("a2",),
 )
-ADDMM = Place("aten.addmm.default", "blocks.0", "engine.py:9 y = fused(x)", output="bfloat16[2, 11, 192]", ids=("b3",))
-ADD = Place(
+ADDMM = OpPlace(
+    "aten.addmm.default", "blocks.0", "engine.py:9 y = fused(x)", output="bfloat16[2, 11, 192]", ids=("b3",)
+)
+ADD = OpPlace(
     "aten.add.Tensor",
     "layers.1.norm",
     "model.py:33 x = x * torch.rsqrt(variance + self.eps)",
@@ -45,7 +47,7 @@ ADD = Place(
     scalars="1e-05",
     ids=("a5",),
 )
-ADD_B = Place("aten.add.Tensor", "", "engine.py:41 v = v + 1e-6", output="float32[22]", scalars="1e-06", ids=("b5",))
+ADD_B = OpPlace("aten.add.Tensor", "", "engine.py:41 v = v + 1e-6", output="float32[22]", scalars="1e-06", ids=("b5",))
 
 EPS = PartedPlace(
     ADD,
@@ -57,14 +59,14 @@ EPS = PartedPlace(
     share=1.0,
 )
 LONE = PartedPlace(
-    Place("aten.tanh.default", "head", "model.py:50 return torch.tanh(x)", phase="backward", ids=("a6",)),
+    OpPlace("aten.tanh.default", "head", "model.py:50 return torch.tanh(x)", phase="backward", ids=("a6",)),
     None,
     constants=(("constant", "", "weight float64[3, 3]"),),
     note="the smaller of two equal values was chosen",
 )
 SDPA = PartedPlace(
-    Place("aten._scaled_dot_product_flash_attention_for_cpu.default", "attn", "a.py:3 sdpa(q, k, v)", ids=("a3",)),
-    Place(
+    OpPlace("aten._scaled_dot_product_flash_attention_for_cpu.default", "attn", "a.py:3 sdpa(q, k, v)", ids=("a3",)),
+    OpPlace(
         "aten.bmm.default",
         source="b.py:7 q @ k.mT",
         ops=("aten.bmm.default", "aten.mul.Tensor", "aten._softmax.default", "aten.bmm.default"),
@@ -83,10 +85,10 @@ JOINED = tuple((f"a{number}", f"b{number}") for number in range(5))
 
 VERDICTS: Mapping[str, ImplementationsVerdict] = {
     "equal": ImplementationsVerdict(
-        Outcome.EQUAL, results=(ComparedResult("output", 0.0),), weights=SAME, aligned=(7, 7), dtype="float32"
+        PairOutcome.EQUAL, results=(ComparedResult("output", 0.0),), weights=SAME, aligned=(7, 7), dtype="float32"
     ),
     "rounding": ImplementationsVerdict(
-        Outcome.ROUNDING,
+        PairOutcome.ROUNDING,
         parted=(PartedPlace(MM, ADDMM, inputs=(("x", "x"),), values=(("0", 1.0, 1.0078125),), units=2.0, share=0.31),),
         results=(ComparedResult("output.logits", 40.0, 0.0123), ComparedResult("output.cache", 0.0)),
         weights=SAME,
@@ -97,17 +99,20 @@ VERDICTS: Mapping[str, ImplementationsVerdict] = {
         seconds={"record": 1.5},
     ),
     "rounding of a gradient": ImplementationsVerdict(
-        Outcome.ROUNDING,
+        PairOutcome.ROUNDING,
         parted=(PartedPlace(replace(MM, phase="backward"), replace(ADDMM, phase="backward")),),
         results=(ComparedResult("output", 0.0), ComparedResult("loss", 0.0)),
         weights=SAME,
         dtype="float32",
     ),
     "rounding that no op explains": ImplementationsVerdict(
-        Outcome.ROUNDING, results=(ComparedResult("output", 0.5),), weights_reason="one side has none", dtype="float32"
+        PairOutcome.ROUNDING,
+        results=(ComparedResult("output", 0.5),),
+        weights_reason="one side has none",
+        dtype="float32",
     ),
     "a mistake": ImplementationsVerdict(
-        Outcome.MISTAKE,
+        PairOutcome.MISTAKE,
         parted=(EPS,),
         results=(ComparedResult("output", 40000.0, 0.2), ComparedResult("gradient of x", None)),
         weights=SAME,
@@ -117,24 +122,24 @@ VERDICTS: Mapping[str, ImplementationsVerdict] = {
         joined=JOINED,
     ),
     "several mistakes": ImplementationsVerdict(
-        Outcome.MISTAKE,
+        PairOutcome.MISTAKE,
         parted=(SDPA, EPS, *[LONE] * 6),
         weights=WeightsVerdict(a=4, b=2, matches=(FUSED,), differences=(STALE, STALE)),
         aligned=(1, 2),
         fallbacks={"aten._grouped_mm.default": 4, "mine.op.default": 1},
         dtype="float32",
     ),
-    "one side alone": ImplementationsVerdict(Outcome.MISTAKE, parted=(LONE,), weights=SAME, dtype="float32"),
-    "a mistake at no op": ImplementationsVerdict(Outcome.MISTAKE, results=(ComparedResult("output", 1e12),)),
+    "one side alone": ImplementationsVerdict(PairOutcome.MISTAKE, parted=(LONE,), weights=SAME, dtype="float32"),
+    "a mistake at no op": ImplementationsVerdict(PairOutcome.MISTAKE, results=(ComparedResult("output", 1e12),)),
     "not known": ImplementationsVerdict(
-        Outcome.NOT_KNOWN,
+        PairOutcome.NOT_KNOWN,
         reason="(b) raised ValueError: no kernel",
         weights_reason="(b) holds no tensors",
         parted=(),
         aligned=(0, 0),
     ),
     "weights that nothing reads": ImplementationsVerdict(
-        Outcome.EQUAL,
+        PairOutcome.EQUAL,
         results=(ComparedResult("output", 0.0),),
         weights=WeightsVerdict(a=2, b=1, matches=(FUSED,), differences=(STALE,)),
         dtype="float32",
