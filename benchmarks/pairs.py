@@ -215,7 +215,7 @@ def report(found: list[Scored]) -> str:
 
 def main() -> None:
     """Print the score."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__, allow_abbrev=False)
     parser.add_argument("pairs", nargs="*", metavar="PAIR", help="of models/pairs; without: all")
     asked = parser.parse_args()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

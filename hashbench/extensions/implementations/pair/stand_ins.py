@@ -39,7 +39,7 @@ class StandInReason(enum.Enum):
     """Why contents of (a) stand in for those of (b)."""
 
     DRAWN = "drawn"
-    ROUNDED = "rounded"
+    ROUNDED = "kept in float32"
     CHOSEN = "chosen"
 
 
