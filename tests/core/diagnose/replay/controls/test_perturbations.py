@@ -108,7 +108,7 @@ ALIGNMENTS = """
 import numpy as np, torch
 from hashbench.core.diagnose.replay.controls import provoked
 foreign, own = set(), set()
-for variation in range(1, 5):
+for variation in range(1, 13):
     with provoked(("address",), variation, device=torch.device("cpu")):
         foreign.add(np.empty(3000, dtype=np.float32).ctypes.data % 64)
         own.add(torch.empty(3000).data_ptr() % 64)
