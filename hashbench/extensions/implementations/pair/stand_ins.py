@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, Kind, Parting
+from hashbench.extensions.implementations.pair.moments import LARGEST
 from hashbench.extensions.implementations.pair.order import is_reordered
 from hashbench.extensions.implementations.pair.places import arranged
 from hashbench.extensions.implementations.pair.record import KeptCall, RecordedRun
@@ -220,9 +221,11 @@ def _apart(one: torch.Tensor, other: torch.Tensor, noise: float) -> torch.Tensor
     """Return where two tensors differ by more than a continuous function of inputs moved by ``noise`` does."""
     if not (one.is_floating_point() and other.is_floating_point()):
         return one != other
-    usual = other.nan_to_num(posinf=0.0, neginf=0.0)
+    filled = [~(each.abs() < LARGEST) for each in (one, other)]  # of a mask, infinite or no number
+    usual = torch.where(filled[1], 0.0, other)
     limit = _JUMP * noise * (usual.abs() + usual.double().square().mean().sqrt())
-    return ((one - other).abs() > limit) | (one.isnan() != other.isnan())
+    apart = torch.where(filled[0] & filled[1], one.sign() != other.sign(), (one - other).abs() > limit)
+    return apart | (filled[0] != filled[1]) | (one.isnan() != other.isnan())
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ SAMPLE = {
     ("qwen_packed", "", "running_positions"),
     ("gpt2_nano", "", "eps"),
     ("vit_timm", "", "formula"),
+    ("gemma_window", "", "window_missing"),
     ("mixtral_moe", "", "not_renormalised"),
     ("mobilenet_folded", "", ""),
     ("mamba_scan", "", "state_late"),
