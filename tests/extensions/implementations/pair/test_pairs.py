@@ -15,8 +15,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("timm")
 
 LEAST = {"verdict": 0.98, "layer": 0.95, "op": 0.80}
-"""Shares that must be right. 0.90 of the ops is the goal: a formula beside a fused op, or beside a recurrence, is a region
-of more than five ops where torch has no decomposition of the same steps."""
+"""Shares that must be right; 0.90 of the ops is the goal.
+
+A formula beside a fused op, or beside a recurrence, is a region of more than five ops where torch has no decomposition
+of the same steps.
+"""
 
 SAMPLE = {
     ("llama_engine", "", "interleaved"),
