@@ -117,6 +117,14 @@ class ContentGraph:
     def __iter__(self) -> Iterator[ContentNode]:
         return iter(self.nodes.values())
 
+    def following(self, node: str) -> set[str]:
+        """Return a node and what reads it, directly or through others."""
+        found = {node}
+        for each in self:
+            if not found.isdisjoint(each.reads):
+                found.add(each.id)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class ContentAlignment:

@@ -75,10 +75,10 @@ def contents_of(nodes: Sequence[ContentNode]) -> Contents:
     )
 
 
-def first_alike(contents: Contents) -> list[int]:
-    """Return for each the index of the first that holds the same; of weak ones their own."""
-    strong = np.flatnonzero(~contents.weak)
-    pairs = (strong[each] for each in matches(contents[strong], contents[strong]))
+def first_alike(contents: Contents, *, weak: bool = False) -> list[int]:
+    """Return for each the index of the first that holds the same; of weak ones their own unless ``weak``."""
+    kept = np.arange(len(contents.special)) if weak else np.flatnonzero(~contents.weak)
+    pairs = (kept[each] for each in matches(contents[kept], contents[kept]))
     first = np.arange(len(contents.special))
     np.minimum.at(first, *reversed(tuple(pairs)))
     return first.tolist()

@@ -50,7 +50,7 @@ def narrowed(
         return parting
     richer = ContentGraph({**a.nodes, **inside}, a.results)
     alignment = align_contents(richer, b)
-    behind = _readers(b, parting.b[0])
+    behind = b.following(parting.b[0])
     for found in find_partings(richer, b, alignment)[:1]:
         moved = bool(found.b) and found.b[0] in behind and parting.b[0] in alignment.partners
         if moved and {*found.a[:1]} <= {*names, *inside}:
@@ -87,15 +87,6 @@ def _nodes_inside(node: ContentNode, calls: Mapping[str, KeptCall]) -> Iterator[
                 shape=tuple(tensor.shape),
                 ordered=found.ordered,
             )
-
-
-def _readers(graph: ContentGraph, node: str) -> set[str]:
-    """Return what reads a node, directly or through others."""
-    found = {node}
-    for each in graph:
-        if not found.isdisjoint(each.reads):
-            found.add(each.id)
-    return found
 
 
 class _InnerOutputs(TorchDispatchMode):

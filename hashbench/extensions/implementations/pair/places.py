@@ -6,6 +6,7 @@ import itertools
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from hashbench.core.divergence.content import EXACT, ContentAlignment, Parting
@@ -165,8 +166,4 @@ def _made_at(run: RecordedRun, node: str) -> str:
 
 
 def _index(place: int, shape: Sequence[int]) -> str:
-    index = []
-    for size in reversed(shape):
-        place, rest = divmod(place, size)
-        index.append(rest)
-    return f"[{', '.join(map(str, reversed(index)))}]"
+    return str([int(each) for each in np.unravel_index(place, tuple(shape))])

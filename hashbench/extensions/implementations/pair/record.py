@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, Kind
+from hashbench.core.divergence.content_sums import DATA
 from hashbench.core.errors import named_line
 from hashbench.core.records import OpRecord, Trace
 from hashbench.core.text import in_brackets
@@ -91,7 +91,6 @@ class RecordedRun:
         calls: calls that wrote these, by record.
         parameters: names of the leaves that are parameters.
         fallbacks: calls of each op that was computed in a lower dtype.
-        seconds: how long it took.
         parts: results of each rank, of a run of several.
         sums: what was asked for and differs between ranks, added up over them.
     """
@@ -105,7 +104,6 @@ class RecordedRun:
     calls: Mapping[str, KeptCall] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
     parts: tuple[Mapping[str, torch.Tensor], ...] = ()
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -174,14 +172,13 @@ class ContentRecorder(TraceCallback):
         *,
         keep: Iterable[str] = (),
         given: Mapping[str, torch.Tensor] | None = None,
-        tick: Callable[[], None] | None = None,
     ) -> None:
         self.nodes: dict[str, ContentNode] = {}
         self.outputs: dict[str, NodeOrigin] = {}
         self.digests: dict[str, int] = {}
         self.values: dict[str, torch.Tensor] = {}
         self.calls: dict[str, KeptCall] = {}
-        self._wide, self._keep, self._given, self._tick = wide, frozenset(keep), given or {}, tick
+        self._wide, self._keep, self._given = wide, frozenset(keep), given or {}
         self._kept_calls = {name.rpartition(":")[0] for name in self._keep}
         self._replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._drawn_from = 0
@@ -250,8 +247,6 @@ class ContentRecorder(TraceCallback):
                 contents.writers.append(name)
             if plan.blank:
                 self.nodes[name] = replace(self.nodes[name], moments=None, rows=None, numel=0)
-        if self._tick is not None:
-            self._tick()
 
     def read(self, tensor: torch.Tensor, *, arrived: bool = True) -> str:
         """Return the node of what a tensor holds now; a new one if only a part of what was written is read.
@@ -330,8 +325,7 @@ class ContentRecorder(TraceCallback):
             contents.writers.clear()
 
     def _kind(self, reads: Iterable[str]) -> Kind:
-        computed = {Kind.INPUT, Kind.COMPUTED, Kind.RANDOM}
-        return Kind.COMPUTED if any(self.nodes[read].kind in computed for read in reads) else Kind.CONSTANT
+        return Kind.COMPUTED if any(self.nodes[read].kind in DATA for read in reads) else Kind.CONSTANT
 
     def _add(
         self,
@@ -402,7 +396,6 @@ def record_run(
     wide: bool,
     keep: Iterable[str] = (),
     given: Mapping[str, torch.Tensor] | None = None,
-    tick: Callable[[], None] | None = None,
 ) -> RecordedRun:
     """Record a run.
 
@@ -413,14 +406,13 @@ def record_run(
         wide: compute in float64, and keep moments; otherwise keep digests.
         keep: ids of nodes whose values are kept, and the calls that wrote them: then no moments or digests are.
         given: contents that replace those of nodes as they are written, of any shape with as many elements.
-        tick: called after every op.
 
     Raises:
-        RunFailedError: the model raised.
+        SideRunError: the model raised.
     """
     mode = WideMode() if wide else None
-    recorder = ContentRecorder(mode, keep=keep, given=given, tick=tick)
-    leaves, started = tuple(leaves), time.perf_counter()
+    recorder = ContentRecorder(mode, keep=keep, given=given)
+    leaves = tuple(leaves)
     trace = HashDebugTrace(model=model, watcher=recorder, tracer="python", source_lines=True)
     try:
         for kind, name, tensor in leaves:
@@ -455,7 +447,6 @@ def record_run(
         recorder.calls,
         frozenset(name for _, name, tensor in leaves if isinstance(tensor, torch.nn.Parameter)),
         dict(mode.fallbacks) if mode is not None else {},
-        time.perf_counter() - started,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 
 from hashbench.core.divergence.align import align
 from hashbench.core.divergence.content import ContentAlignment, ContentGraph
+from hashbench.core.divergence.content_sums import contents_of, first_alike
 from hashbench.core.divergence.slice import backward_slice
 from hashbench.core.run.distance import relative, unit_roundoff
 from hashbench.core.run.rounding import LIMIT, References, measure
@@ -105,24 +107,15 @@ def content_pairs(pair: LowPair, alignment: ContentAlignment) -> ContentPairs:
 
 def _groups(graph: ContentGraph) -> dict[str, tuple[str, ...]]:
     """Return for each node those that hold the same, itself included."""
-    known = [(node.moments, node.tolerance, node.id) for node in graph if node.moments is not None]
-    known.sort(key=lambda item: item[0].sums[1])
-    found: dict[str, list[str]] = {}
-    for index, (moments, tolerance, name) in enumerate(known):
-        for other, loose, earlier in reversed(known[max(0, index - 64) : index]):
-            limit = max(tolerance, loose)
-            if moments.sums[1] - other.sums[1] > limit * (moments.sizes[1] + other.sizes[1]):
-                break
-            if moments.agree(other, limit):
-                found[name] = found[earlier]
-                found[earlier].append(name)
-                break
-        else:
-            found[name] = [name]
-        if name not in found:
-            found[name] = [name]
+    nodes = [node for node in graph if node.moments is not None]
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    first = first_alike(contents_of(nodes), weak=True)
+    for node, index in zip(nodes, first, strict=True):
+        groups[index].append(node.id)
     place = {name: (node.copies or not node.op, index) for index, (name, node) in enumerate(graph.nodes.items())}
-    return {name: tuple(sorted(group, key=place.__getitem__)) for name, group in found.items()}
+    return {
+        node.id: tuple(sorted(groups[index], key=place.__getitem__)) for node, index in zip(nodes, first, strict=True)
+    }
 
 
 def first_apart(pair: LowPair, pairs: ContentPairs) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ def write_run(run: RecordedRun, folder: Path) -> None:
         "outputs": {name: [each.record, each.index, each.text] for name, each in run.outputs.items()},
         "digests": dict(run.digests),
         "fallbacks": dict(run.fallbacks),
-        "seconds": run.seconds,
         "tensors": tensors,
     }
     (folder / _RUN).write_text(json.dumps(document), encoding="utf-8")
@@ -52,7 +51,6 @@ def read_run(folder: Path) -> RecordedRun:
         digests=document["digests"],
         values=values,
         fallbacks=document["fallbacks"],
-        seconds=document["seconds"],
     )
 
 

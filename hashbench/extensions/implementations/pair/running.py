@@ -42,7 +42,7 @@ def recorded(
 
     Raises:
         HashbenchError: a rank raised, died, or did not end in time.
-        RunFailedError: the model raised.
+        SideRunError: the model raised.
     """
     if side.ranks > 1:
         return _on_ranks(side, seed, wide=wide, keep=keep)

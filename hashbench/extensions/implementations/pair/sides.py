@@ -14,7 +14,7 @@ from hashbench.core.divergence.content import Kind
 from hashbench.core.run.rng import preserved_rng, reset_rng_state
 from hashbench.core.run.workload import call, clone_inputs
 from hashbench.core.trace.arguments import mapped, named_tensors
-from hashbench.extensions.implementations.pair.wide import WIDER, WideMode, default_dtype
+from hashbench.extensions.implementations.pair.wide import WideMode, default_dtype, widened
 
 OUTPUT = "output"
 """Name of a result that is one tensor."""
@@ -114,9 +114,9 @@ def build_wide(side: Side, seed: int) -> BuiltSide:
     """
     with preserved_rng():
         made = _made(side, seed)
-        inputs = mapped(_inputs(side, seed), _wide)
+        inputs = mapped(_inputs(side, seed), widened)
         if isinstance(made, torch.nn.Module):
-            wide = _computed_wide(side, made, seed) if side.rebuilt else copy.deepcopy(made)._apply(_wide)
+            wide = _computed_wide(side, made, seed) if side.rebuilt else copy.deepcopy(made)._apply(widened)
             return BuiltSide(side, wide, inputs, seed)
         return BuiltSide(side, made, inputs, seed, widened=tuple(_modules_in(made)))
 
@@ -136,13 +136,13 @@ def _own(model: Any) -> Any:
 
 
 def _computed_wide(side: Side, made: torch.nn.Module, seed: int) -> torch.nn.Module:
-    plain: torch.nn.Module = copy.deepcopy(made)._apply(_wide)
+    plain: torch.nn.Module = copy.deepcopy(made)._apply(widened)
     try:
         with default_dtype(torch.float64), WideMode():
             again = _made(side, seed)
         if again is made or not isinstance(again, torch.nn.Module):
             return plain
-        wide: torch.nn.Module = copy.deepcopy(again)._apply(_wide)
+        wide: torch.nn.Module = copy.deepcopy(again)._apply(widened)
         wide.load_state_dict(plain.state_dict())
         return wide.train(made.training)
     except Exception:  # it insists on a dtype, or has other weights then
@@ -174,15 +174,11 @@ def _in_float64(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     held = [(tensor, tensor.data) for module in modules for tensor in (*module.parameters(), *module.buffers())]
     try:
         for tensor, data in held:
-            tensor.data = _wide(data)
+            tensor.data = widened(data)
         yield
     finally:
         for tensor, data in held:
             tensor.data = data
-
-
-def _wide(leaf: Any) -> Any:
-    return leaf.to(WIDER[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER else leaf
 
 
 def common_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -137,15 +137,7 @@ def rounded_constants(
         value, kept = _ranked_alike(a.values[ours], b.values[theirs])
         if kept:
             yield StandIn(ours, theirs, value, StandInReason.ROUNDED, kept=kept)
-            behind |= {theirs, *_following(b.graph, theirs)}
-
-
-def _following(graph: ContentGraph, node: str) -> set[str]:
-    found = {node}
-    for each in graph:
-        if not found.isdisjoint(each.reads):
-            found.add(each.id)
-    return found
+            behind |= b.graph.following(theirs)
 
 
 def _ranked_alike(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, str]:

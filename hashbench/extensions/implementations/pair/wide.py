@@ -81,7 +81,7 @@ class WideMode(TorchDispatchMode):
             return output
         self._count(func, low)
         with self._lower(low):
-            return mapped(output, _wide_result)
+            return mapped(output, widened)
 
     def failed_op(self, error: BaseException) -> str:
         """Return the op that raised this error; empty if none did."""
@@ -144,7 +144,7 @@ class WideMode(TorchDispatchMode):
             for tensor in plan_of(func).written_tensors(low_args, low_kwargs):
                 if id(tensor) in wide:
                     wide[id(tensor)].copy_(tensor)
-            return True, mapped(output, lambda leaf: wide.get(id(leaf), _wide_result(leaf)))
+            return True, mapped(output, lambda leaf: wide.get(id(leaf), widened(leaf)))
 
 
 def tolerance_of(low: torch.dtype) -> float:
@@ -152,7 +152,8 @@ def tolerance_of(low: torch.dtype) -> float:
     return _TOLERANCE.get(low, COARSE)
 
 
-def _wide_result(leaf: Any) -> Any:
+def widened(leaf: Any) -> Any:
+    """Return a tensor of a low dtype in float64; anything else as it is."""
     return leaf.to(WIDER[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDER else leaf
 
 
