@@ -91,6 +91,7 @@ class RecordedRun:
         calls: calls that wrote these, by record.
         parameters: names of the leaves that are parameters.
         fallbacks: calls of each op that was computed in a lower dtype.
+        rebuilt: of a model that was built anew in float64.
         parts: results of each rank, of a run of several.
         sums: what was asked for and differs between ranks, added up over them.
     """
@@ -104,6 +105,7 @@ class RecordedRun:
     calls: Mapping[str, KeptCall] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    rebuilt: bool = False
     parts: tuple[Mapping[str, torch.Tensor], ...] = ()
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
 

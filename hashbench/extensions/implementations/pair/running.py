@@ -57,7 +57,8 @@ def _recorded(side: BuiltSide, *, wide: bool, keep: frozenset[str], given: Mappi
             return _recorded(replace(side, widened=()), wide=wide, keep=keep, given=given)
         except SideRunError:  # torch compares some dtypes before an op is dispatched
             pass
-    return record_run(side.run, side.leaves(), model=side.module, wide=wide, keep=keep, given=given)
+    run = record_run(side.run, side.leaves(), model=side.module, wide=wide, keep=keep, given=given)
+    return replace(run, rebuilt=side.rebuilt)
 
 
 @contextmanager

@@ -158,6 +158,8 @@ def settle(a: Side, b: Side, seed: int, say: Progress) -> SettledSides:
     found = _settled(a, b, seed, say)
     if not found.partings or max(a.ranks, b.ranks) > 1:
         return found
+    if not (found.compared.a.rebuilt or found.compared.b.rebuilt):
+        return _with_parts(found, a, seed, say)
     say("run both with constants of their own dtype")
     sides = replace(a, rebuilt=False), replace(b, rebuilt=False)
     cast = _settled(*sides, seed, say)

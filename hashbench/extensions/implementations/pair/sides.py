@@ -19,6 +19,9 @@ from hashbench.extensions.implementations.pair.wide import WideMode, default_dty
 OUTPUT = "output"
 """Name of a result that is one tensor."""
 
+LOSS = "loss"
+"""Name of the loss among the results."""
+
 GRADIENT = "gradient of "
 """Begins the name of a parameter's gradient among the results."""
 
@@ -53,7 +56,8 @@ class Side:
 class BuiltSide:
     """A side that is ready to run. ``model`` is run, and may be changed by it.
 
-    ``widened`` are modules that a function calls: they are in float64 during a run.
+    ``widened`` are modules that a function calls: they are in float64 during a run. ``rebuilt``: the model was built
+    anew in float64.
     """
 
     side: Side
@@ -61,6 +65,7 @@ class BuiltSide:
     inputs: Any
     seed: int
     widened: tuple[torch.nn.Module, ...] = ()
+    rebuilt: bool = False
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -88,7 +93,7 @@ class BuiltSide:
             if self.side.loss is not None:
                 loss = self.side.loss(returned)
                 loss.backward()
-                results["loss"] = loss
+                results[LOSS] = loss
                 results |= {f"{GRADIENT}{name}": tensor for name, tensor in self._gradients()}
         return results
 
@@ -116,8 +121,9 @@ def build_wide(side: Side, seed: int) -> BuiltSide:
         made = _made(side, seed)
         inputs = mapped(_inputs(side, seed), widened)
         if isinstance(made, torch.nn.Module):
-            wide = _computed_wide(side, made, seed) if side.rebuilt else copy.deepcopy(made)._apply(widened)
-            return BuiltSide(side, wide, inputs, seed)
+            cast: torch.nn.Module = copy.deepcopy(made)._apply(widened)
+            anew = _computed_wide(side, made, cast, seed) if side.rebuilt else None
+            return BuiltSide(side, cast if anew is None else anew, inputs, seed, rebuilt=anew is not None)
         return BuiltSide(side, made, inputs, seed, widened=tuple(_modules_in(made)))
 
 
@@ -135,18 +141,18 @@ def _own(model: Any) -> Any:
     return copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
 
 
-def _computed_wide(side: Side, made: torch.nn.Module, seed: int) -> torch.nn.Module:
-    plain: torch.nn.Module = copy.deepcopy(made)._apply(widened)
+def _computed_wide(side: Side, made: torch.nn.Module, cast: torch.nn.Module, seed: int) -> torch.nn.Module | None:
+    """Return the model built anew with the weights of ``cast``; ``None`` if that is the same one, or does not do."""
     try:
         with default_dtype(torch.float64), WideMode():
             again = _made(side, seed)
         if again is made or not isinstance(again, torch.nn.Module):
-            return plain
+            return None
         wide: torch.nn.Module = copy.deepcopy(again)._apply(widened)
-        wide.load_state_dict(plain.state_dict())
+        wide.load_state_dict(cast.state_dict())
         return wide.train(made.training)
     except Exception:  # it insists on a dtype, or has other weights then
-        return plain
+        return None
 
 
 def _modules_in(function: Any, depth: int = 3) -> Iterator[torch.nn.Module]:
@@ -182,14 +188,13 @@ def _in_float64(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def common_names(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the name in (a) of each output of (b), by name, or by order where their number is equal; and those of
-    either side that are not compared. Gradients are left out."""
-    ours, theirs = ([name for name in names if not name.startswith(GRADIENT)] for names in (a, b))
-    if not set(ours) & set(theirs) and len(ours) == len(theirs):
-        return dict(zip(theirs, ours, strict=True)), ()
-    if (set(ours) | set(theirs)) - {"loss"} and not (set(ours) & set(theirs)) - {"loss"}:
-        left = [name for name in ours if name != "loss"], [name for name in theirs if name != "loss"]
-        if len(left[0]) == len(left[1]):
-            return dict(zip(left[1], left[0], strict=True)) | ({"loss": "loss"} if "loss" in theirs else {}), ()
+    """Return the name in (a) of each output of (b), by name, or by order if no name is common and their number is
+    equal; and those of either side that are not compared. Gradients are left out; losses only correspond to losses."""
+    ours, theirs = ([name for name in names if name != LOSS and not name.startswith(GRADIENT)] for names in (a, b))
     both = {name: name for name in theirs if name in ours}
-    return both, tuple(name for name in dict.fromkeys([*ours, *theirs]) if name not in both)
+    if not both and len(ours) == len(theirs):
+        both = dict(zip(theirs, ours, strict=True))
+    if LOSS in a and LOSS in b:
+        both[LOSS] = LOSS
+    left = [name for name in a if name not in both.values()] + [name for name in b if name not in both]
+    return both, tuple(name for name in dict.fromkeys(left) if not name.startswith(GRADIENT))

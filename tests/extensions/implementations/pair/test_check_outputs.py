@@ -110,3 +110,21 @@ def test_outputs_without_elements_are_not_known() -> None:
     assert verdict.outcome is PairOutcome.NOT_KNOWN
     wanted = "output is float64[3, 4] in (a) and float64[0, 4] in (b), of which nothing could be compared"
     assert verdict.reason == wanted
+
+
+def test_a_model_that_is_not_built_anew_is_not_run_again_with_constants_of_its_own_dtype() -> None:
+    wrong = _Fused(torch.ones(12, 4), fused=True)
+    x = torch.linspace(-2, 2, 20).reshape(5, 4).cos()
+    said: list[str] = []
+
+    def compared(a: Side) -> list[str]:
+        said.clear()
+        verdict = compare_implementations(a, Side(lambda: wrong, lambda: (x,)), progress=said.append)
+        assert verdict.outcome is PairOutcome.MISTAKE
+        return said
+
+    weight = torch.linspace(-1, 1, 48).reshape(12, 4).sin()
+    held = _Fused(weight, fused=True)
+    again = "run both with constants of their own dtype"
+    assert again not in compared(Side(lambda: held, lambda: (x,)))
+    assert again in compared(Side(lambda: _Fused(weight, fused=True), lambda: (x,)))

@@ -76,6 +76,8 @@ def test_results_are_outputs_loss_and_gradients_by_name() -> None:
         ("x y z", "y x", {"y": "y", "x": "x"}, ("z",)),
         ("x loss", "p loss", {"p": "x", "loss": "loss"}, ()),
         ("x y", "p", {}, ("x", "y", "p")),
+        ("x", "p loss", {"p": "x"}, ("loss",)),
+        ("loss", "p", {}, ("loss", "p")),
     ],
 )
 def test_outputs_correspond_by_name_or_order(a: str, b: str, names: dict[str, str], left: tuple[str, ...]) -> None:
