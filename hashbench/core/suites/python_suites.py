@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from pkgutil import resolve_name
@@ -326,7 +327,8 @@ def imported_once() -> Iterator[None]:
 def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
     """Run a Python file as a module of its own, with its folder first on ``sys.path`` as ``python path`` would have it.
 
-    Inside :func:`imported_once`, the second time returns the module of the first.
+    Inside :func:`imported_once`, the second time returns the module of the first. Bytecode files are neither read nor
+    written: Python takes one for current after an edit within a second that keeps the size.
 
     Raises:
         UnusableError: the file does not exist, or is not a Python file; one has what ``example`` says.
@@ -345,10 +347,10 @@ def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
     name = _module_name(path.absolute())
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None
-    assert spec.loader is not None
+    assert isinstance(spec.loader, SourceFileLoader)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and deep copies of its classes look it up there
-    spec.loader.exec_module(module)
+    exec(spec.loader.source_to_code(path.read_bytes(), str(path.absolute())), vars(module))
     if imported is not None:
         imported[path.absolute()] = module
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -63,3 +64,13 @@ def test_a_function_that_does_not_tell_is_given_an_argument() -> None:
     assert not takes_an_argument(lambda: 1)
     assert takes_an_argument(lambda x: x)
     assert takes_an_argument(dict.fromkeys)
+
+
+def test_an_edit_that_keeps_size_and_time_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytecode is current for Python while the source's size and its time in seconds are as they were."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "of_a_user.py"
+    for value in (1, 2):
+        path.write_text(f"VALUE = {value}", encoding="utf-8")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        assert UserFile.read(path, example="VALUE").names["VALUE"] == value
