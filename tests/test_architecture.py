@@ -45,7 +45,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "threads",
     ),
     ("core.divergence", ""),
-    ("core.run", "distance leaves outcome outputs recorder rng rounding settings workload"),
+    ("core.run", "distance leaves outcome outputs recorder rng rounding settings wide workload"),
     ("core.results", ""),
     ("core.diagnose.causes", ""),
     ("core.diagnose.calls", "call capture live ops"),
@@ -61,7 +61,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("extensions.implementations", "state"),
     (
         "extensions.implementations.pair",
-        "check file moments partial parts places record rounded run_files running settled shards sides stand_ins wide",
+        "check file moments partial parts places record rounded run_files running settled shards sides stand_ins",
     ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (

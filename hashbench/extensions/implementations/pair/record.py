@@ -13,6 +13,7 @@ from hashbench.core.divergence.content import EXACT, ContentGraph, ContentNode, 
 from hashbench.core.divergence.content_sums import DATA
 from hashbench.core.errors import named_line
 from hashbench.core.records import OpRecord, Trace
+from hashbench.core.run.wide import WIDER, WideMode, default_dtype, tolerance_of
 from hashbench.core.text import in_brackets
 from hashbench.core.trace.api import HashDebugTrace
 from hashbench.core.trace.arguments import generator_digest, mapped, raising_line, tensors_in
@@ -21,7 +22,6 @@ from hashbench.core.trace.digest import has_no_data, local_tensor, unobserved
 from hashbench.core.trace.op_schema import Pattern, plan_of
 from hashbench.core.trace.storage_writers import covers_storage, view_key
 from hashbench.extensions.implementations.pair.moments import additive_digest, measure
-from hashbench.extensions.implementations.pair.wide import WIDER, WideMode, default_dtype, tolerance_of
 
 OVERWRITES = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
 """Ops that read nothing of the tensor that they write; in-place draws likewise."""

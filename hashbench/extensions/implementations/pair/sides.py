@@ -12,9 +12,9 @@ import torch
 
 from hashbench.core.divergence.content import Kind
 from hashbench.core.run.rng import preserved_rng, reset_rng_state
+from hashbench.core.run.wide import WideMode, default_dtype, widened
 from hashbench.core.run.workload import call, clone_inputs
 from hashbench.core.trace.arguments import mapped, named_tensors
-from hashbench.extensions.implementations.pair.wide import WideMode, default_dtype, widened
 
 OUTPUT = "output"
 """Name of a result that is one tensor."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hashbench.core.divergence.content import COARSE, EXACT, FALLBACK
+from hashbench.core.run.wide import WideMode, default_dtype
 from hashbench.extensions.implementations.pair.verdict import PairOutcome
-from hashbench.extensions.implementations.pair.wide import WideMode, default_dtype
 from tests.extensions.implementations.pair.modules import compared, drawn, kernels
 
 THIRD = torch.tensor([1.0, 3.0])
