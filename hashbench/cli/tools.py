@@ -311,18 +311,9 @@ def _add_numeric(commands: Commands) -> None:
 
 
 def _numeric(numeric: OneLineParser, parsed: argparse.Namespace) -> int:
-    if getattr(parsed, "weights", None) is not None:
-        from hashbench.extensions.implementations.weights import compare_checkpoints
-
-        one, other = parsed.weights
-        finding = compare_checkpoints(one, other, limit=parsed.lines)
-        return flags.show_finding(finding, parsed, title="hashbench numeric", of=f"{one} and {other}")
-    if getattr(parsed, "dumps", None) is not None:
-        from hashbench.extensions.implementations.dumps.compare import compare_dumps
-
-        one, other = parsed.dumps
-        finding = compare_dumps(one, other, rtol=parsed.rtol, limit=parsed.lines)
-        return flags.show_finding(finding, parsed, title="hashbench numeric", of=f"{one} and {other}")
+    answers = (answer(parsed) for answer in extensions.answers_of_numeric())
+    if (code := next((code for code in answers if code is not None), None)) is not None:
+        return code
     if not parsed.file.is_file():  # before torch is imported
         raise HashbenchError(f"cannot check {parsed.file}", consequence="it does not exist", tip="Check the path.")
     from hashbench.core.suites.user_file import UserFile

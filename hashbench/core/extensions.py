@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hashbench.core.text import rate
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from pathlib import Path
 
     from hashbench.core.check.model import BenchmarkRunner
@@ -219,6 +220,12 @@ class DiffsFiles(Protocol):
         """Return the report of two texts; ``context``: records shown around a difference."""
 
 
+class AnswersNumeric(Protocol):
+    """Answers ``hashbench numeric``: prints a verdict and returns the exit code; ``None`` where it was not asked."""
+
+    def __call__(self, parsed: Namespace) -> int | None: ...
+
+
 class OwnsFile(Protocol):
     """Returns something true for a CSV of another kind than the rows of a sweep."""
 
@@ -262,6 +269,7 @@ class Extension:
         sweep_flags: target of a function that adds flags on the sweep.
         audit_flags: target of a function that adds flags on how an audit runs each op.
         numeric_flags: target of a function that adds flags to two groups: what is compared, and how.
+        numeric: target of an :class:`AnswersNumeric`.
         folder: of the capability in the package; empty: that of its name among the extensions.
         preload: what the workers of these sweeps import or call before they are forked.
     """
@@ -288,6 +296,7 @@ class Extension:
     sweep_flags: str = ""
     audit_flags: str = ""
     numeric_flags: str = ""
+    numeric: str = ""
     folder: str = ""
     preload: tuple[str, ...] = ()
 
@@ -416,6 +425,13 @@ def flags_of(group: str, *names: str) -> Iterator[Callable[..., None]]:
     for each in extensions():
         if (target := getattr(each, f"{group}_flags")) and (each.name in names or not names):
             yield resolve_name(target)
+
+
+def answers_of_numeric() -> Iterator[AnswersNumeric]:
+    """Yield what answers ``hashbench numeric`` in place of a comparison of models, imported one by one."""
+    for each in extensions():
+        if each.numeric:
+            yield resolve_name(each.numeric)
 
 
 def commands() -> Iterator[Any]:

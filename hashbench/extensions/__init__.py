@@ -39,7 +39,11 @@ _DECLARED: tuple[Extension, ...] = (
         words="hashbench.extensions.compiled.text:WORDS",
         remarks="hashbench.extensions.compiled.report:compilation_remarks",
     ),
-    Extension("implementations", numeric_flags="hashbench.extensions.implementations.cli:add_flags"),
+    Extension(
+        "implementations",
+        numeric_flags="hashbench.extensions.implementations.cli:add_flags",
+        numeric="hashbench.extensions.implementations.cli:answer",
+    ),
     Extension(
         "stress",
         run_flags="hashbench.extensions.stress.cli:add_flags",

@@ -34,6 +34,8 @@ from hashbench.core.run.distance import Difference
 from hashbench.extensions.implementations.finding import finding_of as of_weights
 from hashbench.extensions.implementations.pair.finding import finding_of as of_implementations
 from hashbench.extensions.implementations.weights import compare_models
+from hashbench.extensions.kernels.finding import finding_by_dtype
+from hashbench.extensions.kernels.finding import finding_of as of_kernel
 from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
 from hashbench.tools.observer import ObserverContext
@@ -41,6 +43,7 @@ from hashbench.tools.observer import observer as observing
 from hashbench.tools.pipeline.reasons import DIFFERENCES
 from tests.extensions.implementations.layouts import LAYOUTS, PLANTED, decoder
 from tests.extensions.implementations.pair.verdicts import VERDICTS
+from tests.extensions.kernels.verdicts import VERDICTS as KERNELS
 from tests.golden.producers import _command, golden, known_environment
 from tests.golden.stage import INPUTS, session
 
@@ -445,6 +448,14 @@ def _weights() -> str:
 def _implementations() -> str:
     """Two implementations, by outcome."""
     return "\n".join(f"=== {name}\n{of_implementations(verdict)}\n" for name, verdict in VERDICTS.items())
+
+
+@golden("kernels.txt")
+def _kernels() -> str:
+    """A kernel and its reference, by outcome and by dtype."""
+    dtypes = {"float32": KERNELS["equal"], "bfloat16": KERNELS["lost elements"], "float16": KERNELS["not known"]}
+    findings = {**{name: of_kernel(verdict) for name, verdict in KERNELS.items()}, "dtypes": finding_by_dtype(dtypes)}
+    return "\n".join(f"=== {name}\n{finding}\n" for name, finding in findings.items())
 
 
 _PAIRS = ("order", "file_list", "transform", "environment", "unseen", "asked", "kernel")

@@ -6,7 +6,9 @@ Every command that compares two things which should be equal makes one :class:`F
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -185,6 +187,19 @@ def error_as_json(error: HashbenchError, *, command: str = "") -> str:
 
 def _stamped(command: str, content: Mapping[str, Any]) -> str:
     return json.dumps({"schema": SCHEMA, "command": command, **content}, indent=1)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses by field, numbers that are not finite, or complex, as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value
 
 
 def few(names: Sequence[str]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hashbench.core.divergence.content import COARSE, FALLBACK
-from hashbench.core.finding import Facts, Finding, Table
+from hashbench.core.finding import Facts, Finding, Table, plain
 from hashbench.core.text import count, in_brackets, join_limited, percent, spaced
 from hashbench.extensions.implementations.finding import LINES
 from hashbench.extensions.implementations.finding import finding_of as of_weights
@@ -208,18 +207,7 @@ def _data(verdict: ImplementationsVerdict) -> dict[str, Any]:
     names = ("reason", "parted", "results", "weights_reason", "dtype", "left", "fallbacks", "seconds")
     return {
         "outcome": verdict.outcome.value,
-        **{name: _plain(getattr(verdict, name)) for name in names},
+        **{name: plain(getattr(verdict, name)) for name in names},
         "aligned": dict(zip(("ops", "of"), verdict.aligned, strict=True)),
         "weights": weights,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses by field, numbers that are not finite as text."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
