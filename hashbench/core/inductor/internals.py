@@ -47,8 +47,8 @@ class KernelSite:
     Attributes:
         path: file of the module.
         name: name of the kernel there.
-        types: C types of its arguments, as ``async_compile`` gets them.
-        function: makes the call.
+        types: types of the arguments of a call, as :class:`~hashbench.core.inductor.wrapper.KernelSource` has them.
+        function: makes the call; of a Triton kernel a :class:`TritonLaunch`.
         facts: what the buffers of the module stand for, by name; empty if it was not captured.
     """
 
@@ -59,12 +59,57 @@ class KernelSite:
     facts: BufferFacts = field(default_factory=BufferFacts, repr=False)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonLaunch:
+    """Launches a Triton kernel on the current stream.
+
+    Attributes:
+        kernel: what the generated module holds under the kernel's name: a ``CachingAutotuner``, or what stands in for
+            one. ``run(*args, stream=)`` launches it; the benchmarks that autotuning makes in there are not shown.
+    """
+
+    kernel: Any
+
+    def __call__(self, *args: Any) -> Any:
+        """Launch the kernel."""
+        return self.kernel.run(*args, stream=_stream_for(args))
+
+    def configuration(self) -> str:
+        """Return the configuration with which it is compiled and launched: ``XBLOCK 1024, 4 warps, 1 stage``. Empty
+        before the first launch, if autotuning is to choose it."""
+        kernel = self.kernel
+        chosen = [launcher.config for launcher in getattr(kernel, "launchers", ())]
+        configurations = chosen or list(getattr(kernel, "configs", None) or ())
+        known = len(configurations) == 1 or (configurations and getattr(kernel, "triton_interpret", False))
+        return configuration_text(configurations[0]) if known else ""
+
+
+def configuration_text(configuration: Any) -> str:
+    """Format a ``triton.Config``: its block sizes and other constants, warps and stages."""
+    parts = [f"{name} {value}" for name, value in configuration.kwargs.items()]
+    for name, word in (("num_warps", "warp"), ("num_stages", "stage")):
+        number = getattr(configuration, name, None)
+        if number is not None:
+            parts.append(f"{number} {word}{'' if number == 1 else 's'}")
+    return ", ".join(parts)
+
+
+def _stream_for(args: Sequence[Any]) -> int:
+    """Return the current stream of the device of the first tensor, as generated modules pass it; 0 on a CPU."""
+    device = next((value.device for value in args if hasattr(value, "untyped_storage")), None)
+    if device is None or device.type == "cpu":
+        return 0
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    return int(get_interface_for_device(device.type).get_raw_stream(device.index or 0))
+
+
 class GraphListener(Protocol):
     """What is told about calls of compiled graphs, in the thread that makes them."""
 
     def begin(self, path: str, inputs: Sequence[Any], *, seen: bool) -> bool:
         """A compiled graph is called. Return whether to show its kernels, which is possible if they are ``seen``: the
-        generated module is in Python, and has only C++ kernels."""
+        generated module is in Python, and has only kernels in C++ and Triton that it calls itself."""
 
     def end(self, result: Any) -> None:
         """The call has ended; with ``None`` also if it raised."""
@@ -136,13 +181,17 @@ class CompiledGraphCalls(ModulePatch):
             return self._known[id(values)][1]
         path = values.get("__file__") or ""
         source = wrapper_of(path)
-        seen = all(kernel.kind == "cpp" for kernel in source.kernels) and Path(path).is_file()
+        seen = Path(path).is_file() and not unseen_kinds(source)
         self._known[id(values)] = values, seen
         if seen:
             facts = values.get(_FACTS) or vars(function).setdefault(_FACTS, BufferFacts())
             for kernel in source.kernels:
                 callee = values.get(kernel.name)
-                if callable(callee):
+                if kernel.kind == TRITON and hasattr(callee, "run"):
+                    launch = _launch_of(callee, kernel.name, facts)
+                    site = KernelSite(path, kernel.name, kernel.argument_types, launch, facts)
+                    self._put(values, **{kernel.name: _TritonKernel(self, site, callee)})
+                elif callable(callee):
                     site = KernelSite(path, kernel.name, kernel.argument_types, callee, facts)
                     self._put(values, **{kernel.name: functools.partial(_called, self, site)})
             for name, value in list(values.items()):
@@ -153,6 +202,43 @@ class CompiledGraphCalls(ModulePatch):
             if any(call.kernel.startswith("torch.ops.") for call in source.calls.values()):
                 self._put(values, torch=_Torch(values["torch"], self, path, facts))
         return seen
+
+
+TRITON = "triton"
+_SEEN = ("cpp", TRITON)
+"""Kinds of kernels whose calls are shown."""
+
+
+def unseen_kinds(source: wrapper.Wrapper) -> tuple[str, ...]:
+    """Return the kinds of kernels in a generated module whose calls cannot be shown: ``multi_kernel``, ``pallas``."""
+    kinds = [*(kernel.kind for kernel in source.kernels), *source.others.values()]
+    return tuple(dict.fromkeys(kind for kind in kinds if kind not in _SEEN))
+
+
+def _launch_of(kernel: Any, name: str, facts: BufferFacts) -> TritonLaunch:
+    """Return what launches a kernel: the same object for as long as the kernel is the same."""
+    known: TritonLaunch | None = facts.derived.get(name)
+    if known is None or known.kernel is not kernel:
+        facts.derived[name] = known = TritonLaunch(kernel)
+    return known
+
+
+class _TritonKernel:
+    """Stand-in for a Triton kernel among the globals of a generated module: as that object, and shows each launch."""
+
+    __slots__ = ("_hooks", "_of", "_site")
+
+    def __init__(self, hooks: CompiledGraphCalls, site: KernelSite, of: Any) -> None:
+        self._hooks, self._site, self._of = hooks, site, of
+
+    def run(self, *args: Any, **others: Any) -> Any:
+        hooks, site = self._hooks, self._site
+        if getattr(hooks._inside, "graph", False) != "shown" or (listener := hooks._listener) is None:
+            return self._of.run(*args, **others)
+        return listener.kernel(site, _line_in(site.path, site.facts), args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
 
 
 def _holds_ops(name: str, value: Any) -> bool:

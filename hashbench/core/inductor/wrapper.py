@@ -11,7 +11,8 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+
+from hashbench.core.inductor.triton_source import arguments_of, is_loaded_first
 
 Argument = int | str
 """Position or keyword of an argument."""
@@ -75,6 +76,7 @@ class Wrapper:
             view (``# alias``) is one to the buffer that it views as long as that has a name; a write to memory that was
             taken over is one to its new name only.
         returned: names of the inputs, which belong to the caller, and of the buffers in what is returned.
+        others: what else ``async_compile`` makes: its method (``multi_kernel``) by the name.
     """
 
     kernels: tuple[KernelSource, ...] = ()
@@ -82,6 +84,11 @@ class Wrapper:
     reuses: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     last_writers: Mapping[int, frozenset[str]] = field(default_factory=dict)
     returned: frozenset[str] = frozenset()
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    def kernel(self, name: str) -> KernelSource | None:
+        """Return the kernel of this name; ``None`` if there is none."""
+        return next((kernel for kernel in self.kernels if kernel.name == name), None)
 
     def used(self) -> frozenset[str]:
         """Return the names of the buffers whose content is used: returned, or read by a later call under this name, or
@@ -123,7 +130,9 @@ def parse(text: str, *, mutated: Mutated = mutated_by_name) -> Wrapper:
     )
     for function in _functions(tree):
         reader.read(function)
-    return reader.wrapper(sources)
+    known = {kernel.name for kernel in sources}
+    others = {name: method for name, method, _ in _made_by_async_compile(tree) if name not in known}
+    return replace(reader.wrapper(sources), others=others)
 
 
 def kernels(text: str) -> tuple[KernelSource, ...]:
@@ -153,31 +162,37 @@ _CPP = {"cpp", "cpp_pybinding"}
 
 def _kernels(tree: ast.Module) -> Iterator[KernelSource]:
     """Yield ``name = async_compile.kind(…, '''source''', …)``."""
+    for name, method, arguments in _made_by_async_compile(tree):
+        texts = [each.value for each in arguments if isinstance(each, ast.Constant)]
+        source = next((value for value in reversed(texts) if isinstance(value, str) and "\n" in value), "")
+        if source:
+            yield _kernel(name, method, source, arguments)
+
+
+def _made_by_async_compile(tree: ast.Module) -> Iterator[tuple[str, str, Sequence[ast.expr]]]:
+    """Yield name, method and arguments of ``name = async_compile.method(…)``."""
     for statement in tree.body:
         match statement:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
                 value=ast.Call(func=ast.Attribute(value=ast.Name(id="async_compile"), attr=method), args=arguments),
             ):
-                texts = [each.value for each in arguments if isinstance(each, ast.Constant)]
-                source = next((value for value in reversed(texts) if isinstance(value, str) and "\n" in value), "")
-                if source:
-                    yield _kernel(name, method, source, arguments)
+                yield name, method, arguments
 
 
 def _kernel(name: str, method: str, source: str, arguments: Sequence[ast.expr]) -> KernelSource:
     if method == "triton":
-        kinds, updated = _triton_arguments(source)
-        written = [name.startswith("out_ptr") or name in updated for name in kinds]
-        body = source.rpartition("\ndef ")[2].partition("):\n")[2]
-        updates = [name in updated and _is_loaded_first(name, body) for name in kinds]
-        types = tuple(kinds.values())
+        passed = arguments_of(source)
+        types = tuple(argument.kind for argument in passed)
+        written, read = [argument.writes for argument in passed], [argument.reads for argument in passed]
     else:
         types = next((_strings(each) for each in arguments if isinstance(each, ast.List)), ())
         written = ["*" in kind and not kind.startswith("const ") for kind in types]
         names, body = _cpp_names(source, len(types))
-        updates = [name.startswith("in_out_ptr") and _is_loaded_first(name, body) for name in names] or written
-    read = ["*" in kind and (not writes or both) for kind, writes, both in zip(types, written, updates, strict=True)]
+        updates = [name.startswith("in_out_ptr") and is_loaded_first(name, body) for name in names] or written
+        read = [
+            "*" in kind and (not writes or both) for kind, writes, both in zip(types, written, updates, strict=True)
+        ]
     kind = "cpp" if method in _CPP else method
     return KernelSource(name, kind, types, source, reads=_positions(read), writes=_positions(written))
 
@@ -200,43 +215,6 @@ def _cpp_names(source: str, number: int) -> tuple[tuple[str, ...], str]:
         return (), ""
     names = tuple(each.split()[-1].lstrip("*&") for each in found[1].split(",") if each.strip())
     return (names if len(names) == number else ()), source[found.end() :]
-
-
-def _is_loaded_first(name: str, body: str) -> bool:
-    """Return True unless the first use of a pointer in the body of a kernel is a store: then the kernel made what it
-    updates, in memory whose earlier content is dead."""
-    alias = re.compile(rf"auto (\w+) = {re.escape(name)};")
-    names = "|".join([re.escape(name), *alias.findall(body)])
-    store = rf"(?P<before>\.store\(|^[ \t]*)?\b(?:{names})\b(?P<assigned>\[.*\] = )?"
-    use = re.search(store, alias.sub("", body), re.MULTILINE)
-    if use is None or use["before"] is None:
-        return True
-    return use["before"] != ".store(" and use["assigned"] is None
-
-
-_SIGNATURE = re.compile(r"""['"]signature['"]: (\{[^{}]*\})""")
-_MUTATED = re.compile(r"""['"]mutated_arg_names['"]: (\[[^\[\]]*\])""")
-
-
-def _triton_arguments(source: str) -> tuple[Mapping[str, str], Sequence[str]]:
-    """Return the types of the arguments of a call by name, and the names of those that are read and written. Inductor
-    names those that are only written ``out_ptr0``."""
-    nothing: dict[str, str] = {}
-    signature = _literal(_SIGNATURE, source, nothing)
-    updated = _literal(_MUTATED, source, list[str]())
-    return {str(name): str(kind) for name, kind in signature.items() if kind != "constexpr"}, updated
-
-
-_Value = TypeVar("_Value", dict[str, str], list[str])
-
-
-def _literal(pattern: re.Pattern[str], source: str, default: _Value) -> _Value:
-    found = pattern.search(source)
-    try:
-        value = default if found is None else ast.literal_eval(found[1])
-    except (SyntaxError, ValueError):
-        return default
-    return value if isinstance(value, type(default)) else default
 
 
 # ------------------------------------------------------------------------------------------------------ functions
@@ -422,6 +400,8 @@ class _FunctionReader:
             self._enter(self._kernel_call(call, source, assigned))
         elif self._is_op(function):
             self._enter(self._op_call(call, function, assigned))
+        elif function.endswith("_") and function.count(".") == 1:  # ``workspace_0.zero_()``
+            self._unwritten.pop(function.partition(".")[0], None)
 
     def _kernel_call(self, call: ast.Call, source: KernelSource, assigned: tuple[str, ...]) -> WrapperCall:
         names = tuple(name for each in call.args for name in self._leaves(each))

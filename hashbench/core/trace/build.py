@@ -354,6 +354,7 @@ def build_record(
         raw.plan.opaque,
         None if exchanged is None else exchanged.collective,
         "",
+        "" if raw.plan.launch is None else raw.plan.launch(),
     )
 
 

@@ -230,7 +230,7 @@ def record_line(record: OpRecord, writers: Mapping[str, str]) -> str:
     line += f"\t{_escape(record.arguments, spaces=False)}\t->"
     if outputs:
         line += " " + (digest_text(outputs[0]) if len(outputs) == 1 else " ".join(map(digest_text, outputs)))
-    more = record.scalar, record.rng, record.forward_op, record.source, record.opaque, record.inside
+    more = record.scalar, record.rng, record.forward_op, record.source, record.opaque, record.inside, record.launch
     if any(more):
         for name, value in zip(_EXTRAS, more, strict=False):
             if value:
@@ -598,7 +598,7 @@ class ParsedRecords:
 
 _EXTRAS: Mapping[str, str] = MappingProxyType(
     {"scalar": "scalar", "rng": "rng", "forward": "forward_op", "source": "source", "opaque": "opaque"}
-    | {"inside": "inside", "collective": "collective"}
+    | {"inside": "inside", "launch": "launch", "collective": "collective"}
 )
 """Field of an ``op`` line -> attribute of the record."""
 

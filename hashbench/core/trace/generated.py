@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.core.inductor.internals import KernelSite, wrapper_of
+from hashbench.core.inductor.internals import KernelSite, TritonLaunch, wrapper_of
 from hashbench.core.inductor.nodes import BufferFacts, NodeFacts, common
 from hashbench.core.inductor.openmp import library_of, one_thread_in
 from hashbench.core.trace.op_schema import OpPlan, Pattern
@@ -22,7 +22,7 @@ class GeneratedKernel:
         path: file of the generated module.
         line: of the call in that file, from 1.
         buffers: Inductor's name of the buffer at each argument; empty for sizes and where it is unknown.
-        types: C++ types of the arguments.
+        types: types of the arguments, in C++, or as Triton has them (``*fp32``).
     """
 
     plan: OpPlan
@@ -39,17 +39,24 @@ class GeneratedKernel:
         return self.plan.name
 
     @property
+    def is_triton(self) -> bool:
+        """Whether it is a Triton kernel, and not one in C++."""
+        return isinstance(self.plan.call, TritonLaunch)
+
+    @property
     def source(self) -> str:
-        """The C++ that it was compiled from; empty if the module's file is gone."""
-        kernels = wrapper_of(self.path).kernels
-        return next((kernel.source for kernel in kernels if kernel.name == self.plan.name), "")
+        """The C++ or Triton that it was compiled from; empty if the module's file is gone."""
+        kernel = wrapper_of(self.path).kernel(self.plan.name)
+        return "" if kernel is None else kernel.source
 
     def single_thread(self) -> AbstractContextManager[None]:
         """Return a context in which a call runs on one thread, as ``torch.set_num_threads`` cannot achieve.
 
         Raises:
-            LookupError: its OpenMP runtime is not found.
+            LookupError: its OpenMP runtime is not found, or it is a Triton kernel.
         """
+        if self.is_triton:
+            raise LookupError("a Triton kernel has no threads of the CPU")
         return one_thread_in(library_of(self.plan.call))
 
 
@@ -62,8 +69,9 @@ def kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
 
 
 def _kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
-    call = wrapper_of(site.path).calls.get(line)
-    written = tuple(at for at, kind in enumerate(site.types) if kind.endswith("*") and not kind.startswith("const "))
+    module = wrapper_of(site.path)
+    call, kernel = module.calls.get(line), module.kernel(site.name)
+    written = () if kernel is None else kernel.writes
     buffers = () if call is None else call.arguments
     facts = common(site.facts[buffers[at]] for at in written if at < len(buffers) and buffers[at] in site.facts)
     filled = (at for at in written if call is not None and at < len(buffers) and buffers[at] and at not in call.reads)
@@ -75,6 +83,7 @@ def _kernel_at(site: KernelSite, line: int) -> GeneratedKernel:
         module=facts.module,
         source=facts.source,
         filled=tuple(filled),
+        launch=site.function.configuration if isinstance(site.function, TritonLaunch) else None,
     )
     return GeneratedKernel(plan, site.path, line, buffers, site.types)
 

@@ -76,6 +76,7 @@ class OpPlan:
         module: path of the module that it belongs to, if that is not the current one.
         source: source line of the program that it was compiled from.
         filled: of the positions that a generated kernel writes, those of memory that nothing wrote before it.
+        launch: returns the configuration of a Triton kernel; ``None`` for anything else.
     """
 
     name: str
@@ -105,6 +106,7 @@ class OpPlan:
     module: str = ""
     source: str = ""
     filled: tuple[int, ...] = ()
+    launch: Callable[[], str] | None = None
 
     def unused_state(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any = None) -> set[int]:
         """Return the ``id`` of each tensor among arguments and output that a call without dropout leaves undefined."""

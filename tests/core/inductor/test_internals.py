@@ -20,6 +20,7 @@ from hashbench.core.inductor.internals import (
     CapturedGraphs,
     CompiledGraphCalls,
     KernelSite,
+    TritonLaunch,
     backend_of,
     backends,
     dynamo_counters,
@@ -27,6 +28,7 @@ from hashbench.core.inductor.internals import (
     inside_wrapper,
     is_compiling,
     reset_dynamo,
+    unseen_kinds,
     without_graph_caches,
     wrapper_of,
 )
@@ -57,6 +59,10 @@ INTERNALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch.export.pt2_archive._package:AOTICompiledModel.__call__": ("self", ("2.15",)),
     "torch._inductor.select_algorithm:extern_kernels": (NO_SIGNATURE, ("2.15",)),
     "torch._ops:_OpNamespace": (NO_SIGNATURE, ("2.15",)),
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.run": ("self args stream", ("2.15",)),
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.bench": ("self launcher args", ("2.15",)),
+    "torch._dynamo.device_interface:get_interface_for_device": ("device", ("2.15",)),
+    "torch._dynamo.device_interface:DeviceInterface.get_raw_stream": ("device_idx", ("2.15",)),
     "torch:_C._current_autograd_node": (NO_SIGNATURE, ("2.15",)),
     "torch:_C._dynamo.guards._empty_strided_cpu": (NO_SIGNATURE, ("2.15",)),
 }
@@ -186,7 +192,8 @@ def call(args):
 """
 IMPORTS = """\
 class async_compile:
-    cpp_pybinding = triton = staticmethod(lambda *_: lambda read, written: written.copy_(read))
+    cpp_pybinding = staticmethod(lambda *_: lambda read, written: written.copy_(read))
+    multi_kernel = pallas = cpp_pybinding
 """
 
 
@@ -234,11 +241,85 @@ def test_nothing_inside_is_shown_if_the_listener_declines_or_the_thread_is_anoth
     assert elsewhere.notes == []
 
 
-def test_a_module_with_kernels_of_triton_is_not_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["multi_kernel", "pallas"])
+def test_a_module_with_kernels_of_another_kind_is_not_seen(tmp_path: Path, kind: str) -> None:
     listener = Listener()
-    shown(graph_of(tmp_path / "triton.py", "triton"), listener)
+    shown(graph_of(tmp_path / f"{kind}.py", kind), listener)
     assert [note[0] for note in listener.notes] == ["begin", "end"]
     assert listener.notes[0][3] is False
+    assert unseen_kinds(wrapper_of(str(tmp_path / f"{kind}.py"))) == (kind,)
+
+
+class Autotuner:
+    """Stands in for a ``CachingAutotuner`` on tensors of a CPU: its first launch tries each configuration."""
+
+    def __init__(self, *configs: Any) -> None:
+        self.configs, self.launchers, self.ran = configs, [], []
+
+    def run(self, read: torch.Tensor, written: torch.Tensor, *_: Any, stream: int) -> None:
+        if not self.launchers:
+            for _ in self.configs:
+                self.launch(read.clone(), written.clone())
+            self.launchers = [types.SimpleNamespace(config=self.configs[-1])]
+        self.ran.append(stream)
+        self.launch(read, written)
+
+    def launch(self, read: torch.Tensor, written: torch.Tensor) -> None:
+        torch.add(read, 0, out=written)
+
+
+def config(block: int, warps: int, stages: int = 1) -> Any:
+    return types.SimpleNamespace(kwargs={"XBLOCK": block}, num_warps=warps, num_stages=stages)
+
+
+TRITON_MODULE = """\
+import torch
+recursively_apply_fns = None
+empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+class async_compile:
+    triton = staticmethod(lambda name, source: AUTOTUNER)
+triton_poi_0 = async_compile.triton('triton_poi_0', '''
+@triton_heuristics.pointwise(triton_meta={'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', \
+'XBLOCK': 'constexpr'}}, inductor_meta={'mutated_arg_names': []})
+@triton.jit
+def triton_poi_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tl.store(out_ptr0, tl.load(in_ptr0))
+''')
+def call(args):
+    buf0 = empty_strided_cpu((2, 2), (2, 1), torch.float32)
+    triton_poi_0.run(args[0], buf0, 4, stream=7)
+    return (buf0,)
+"""
+
+
+def test_each_launch_of_a_triton_kernel_is_shown_and_no_benchmark_of_autotuning(tmp_path: Path) -> None:
+    autotuner, listener, path = Autotuner(config(256, 4), config(1024, 8, 2)), Listener(), tmp_path / "triton.py"
+    path.write_text(TRITON_MODULE, encoding="utf-8")
+    values: dict[str, Any] = {"__file__": str(path), "AUTOTUNER": autotuner}
+    exec(compile(TRITON_MODULE, str(path), "exec"), values)
+    graph = types.SimpleNamespace(current_callable=values["call"])
+    (result,) = shown(graph, listener)
+    begin, _, launched, _ = listener.notes
+    assert begin == ("begin", "triton.py", 1, True)
+    assert launched[:3] == ("triton_poi_0", ("*fp32", "*fp32", "i32"), values["call"].__code__.co_firstlineno + 2)
+    assert torch.equal(launched[3][0], torch.eye(2))
+    assert launched[3][1] is result
+    assert launched[3][2:] == (4,)
+    assert torch.equal(result, torch.eye(2))
+    assert autotuner.ran == [0]  # the stream of a CPU
+    assert values["triton_poi_0"] is autotuner
+
+
+def test_configuration_of_a_launch_is_that_which_autotuning_chose() -> None:
+    autotuner = Autotuner(config(256, 4), config(1024, 8, 2))
+    launch = TritonLaunch(autotuner)
+    assert launch.configuration() == ""
+    launch(torch.ones(1), torch.ones(1))
+    assert launch.configuration() == "XBLOCK 1024, 8 warps, 2 stages"
+    assert TritonLaunch(Autotuner(config(64, 1))).configuration() == "XBLOCK 64, 1 warp, 1 stage"
+    autotuner.launchers, autotuner.triton_interpret = [], True  # type: ignore[attr-defined]
+    assert launch.configuration() == "XBLOCK 256, 4 warps, 1 stage"
+    assert TritonLaunch(object()).configuration() == ""
 
 
 def test_a_module_whose_file_is_gone_is_not_seen(tmp_path: Path) -> None:

@@ -32,6 +32,20 @@ def test_kernels_of_triton() -> None:
     assert (loads.reads, loads.writes) == ((0, 1), (0, 2))
 
 
+def test_what_else_async_compile_makes_is_named_with_its_method() -> None:
+    assert wrapper.parse(TRITON).others == {"multi_kernel_0": "multi_kernel"}
+    assert wrapper.parse(CPP).others == {}
+
+
+@pytest.mark.parametrize(("zeroed", "expected"), [((), {"x"}), (("ws.zero_()",), {"x", "ws"})])
+def test_memory_that_a_method_wrote_is_read(zeroed: tuple[str, ...], expected: set[str]) -> None:
+    kernel = TRITON_SOURCE.replace("in_out_ptr0", "ws_ptr")
+    text = f"triton_0 = async_compile.triton('triton_0', '''{kernel}''')\n"
+    call = of_call("ws = empty_strided_cuda((8, ), (1, ), torch.uint8)", *zeroed, "triton_0.run(ws, x, 8, stream=s)")
+    (found,) = wrapper.calls(text + call).values()
+    assert {found.arguments[at] for at in found.reads} == expected
+
+
 def test_triton_without_signature_has_unknown_arguments() -> None:
     (kernel,) = wrapper.kernels("k = async_compile.triton('k', '''\nsomething else\n''')")
     assert kernel == KernelSource("k", "triton", (), "\nsomething else\n")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -484,3 +488,33 @@ def test_counters_guards_and_sources_are_equal_with_and_without_a_trace(tracer: 
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][0]["stats"]["unique_graphs"] >= 1
     assert seen[0][2]
+
+
+# --------------------------------------------------------------------------------------------------- Triton kernels
+
+
+@each
+def test_each_launch_of_a_triton_kernel_is_a_record(tracer: str) -> None:
+    command = [sys.executable, "-m", "tests.core.trace.interpreted_launches", tracer]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    trace = file.loads(done.stdout)
+    found = [record for record in trace.records if record.op.startswith("triton_")]
+    assert [re.sub(r"_\d+$", "", record.op) for record in found] == [
+        "triton_poi_fused_mul_relu",
+        "triton_poi_fused_sum",
+        "triton_poi_fused_add_copy_",
+    ]
+    product, total, update = found
+    assert [(ref.source.rpartition("/")[2], ref.written) for ref in product.inputs] == [
+        *(("0", False), ("1", False)),
+        ("inductor.empty_strided_cpu#0", True),
+    ]
+    assert [digest.shape for digest in product.outputs] == [(6, 8)]
+    assert product.arguments == "48"  # its size, and no stream
+    assert product.source.endswith("return ((x * y).relu() @ y.T).sum(0)")
+    assert re.fullmatch(r"XBLOCK \d+, \d+ warps?, \d+ stages?", product.launch)
+    assert total.outputs == (next(result for result in trace.results if result.name == "output").digest,)
+    assert {ref.source for ref in update.inputs if ref.written} == {"input/2"}
