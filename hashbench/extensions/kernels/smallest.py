@@ -172,6 +172,8 @@ def _resized(argument: Any, size: int, wanted: int, start: int, *, indices: bool
     integers stay below it as well."""
     if not isinstance(argument, torch.Tensor):
         return wanted if indices and type(argument) is int and argument == size else argument
+    if argument.layout is not torch.strided:
+        return argument
     for dim, length in enumerate(argument.shape):
         if length == size:
             argument = argument.narrow(dim, start, wanted)
