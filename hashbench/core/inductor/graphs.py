@@ -101,6 +101,7 @@ class KernelCall:
         reads: memory that nobody wrote is not among them.
         writes: in the order of its arguments.
         last: names of the buffers that no later call of this graph writes.
+        launch: configuration of a Triton kernel; empty for anything else.
     """
 
     node: str
@@ -109,3 +110,4 @@ class KernelCall:
     reads: tuple[BufferRead, ...] = ()
     writes: tuple[BufferWrite, ...] = ()
     last: frozenset[str] = frozenset()
+    launch: str = ""

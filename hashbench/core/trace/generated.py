@@ -44,6 +44,11 @@ class GeneratedKernel:
         return isinstance(self.plan.call, TritonLaunch)
 
     @property
+    def launch(self) -> str:
+        """The configuration with which a Triton kernel is launched; empty for any other."""
+        return "" if self.plan.launch is None else self.plan.launch()
+
+    @property
     def source(self) -> str:
         """The C++ or Triton that it was compiled from; empty if the module's file is gone."""
         kernel = wrapper_of(self.path).kernel(self.plan.name)

@@ -256,8 +256,7 @@ class CompiledCheck:
             return _with(outcome, detail=detail)
         kernel = pair.shown
         place = {"kernel": kernel.name, "op": ", ".join(kernel.ops[:3]), "module": kernel.module, "phase": kernel.phase}
-        what = "another source" if pair.differs_by_source else "different bits on equal inputs"
-        return _with(outcome, detail=f"{detail}; first kernel with {what}", **place)
+        return _with(outcome, detail=f"{detail}; first kernel with {pair.what}", **place)
 
     def _explained(self, outcome: Outcome, case: CompiledCase) -> Outcome:
         """Add what an inaccurate model, or a kernel beyond rounding, turns out to be."""

@@ -45,6 +45,7 @@ class ListedKernel:
         module: path of their module.
         phase: ``forward`` or ``backward``.
         graph: number of the compiled graph, from 0.
+        launch: configuration of a Triton kernel (``XBLOCK 1024, 4 warps, 1 stage``); empty for anything else.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ListedKernel:
     module: str = ""
     phase: str = "forward"
     graph: int = 0
+    launch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

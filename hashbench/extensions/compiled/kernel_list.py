@@ -42,6 +42,7 @@ class KernelList:
                     common(facts).module,
                     phase_of(graph.backward),
                     number,
+                    call.launch,
                 )
             )
 

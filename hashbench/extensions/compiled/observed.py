@@ -95,7 +95,8 @@ class KernelWatcher(TraceCallback):
             named = self._written(func, args, kwargs, output, line)
         last = wrapper_of(self._path).last_writers.get(line, frozenset()) & self._used[self._path]
         writes = tuple(_write(name, tensor) for name, tensor in named)
-        shown = KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last)
+        launch = func.launch if isinstance(func, GeneratedKernel) else ""
+        shown = KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last, launch)
         with untraced():
             for observed in self._open:
                 observed.send(shown)

@@ -117,7 +117,7 @@ def _first(pairs: Sequence[KernelPair]) -> str:
     kernel = pair.shown
     alone = f"only in {'NEW' if pair.first is None else 'BASE'}" if None in (pair.first, pair.second) else ""
     place = f"{join_limited(kernel.ops, _OPS)}{f' in {kernel.module}' if kernel.module else ''}".strip()
-    return f" (first: {', '.join(filter(None, (kernel.name, place, alone)))})"
+    return f" (first: {', '.join(filter(None, (kernel.name, place, alone, pair.launches)))})"
 
 
 def _limits(difference: CompilationDifference, base: CompiledProgram, new: CompiledProgram) -> Iterator[str]:

@@ -23,13 +23,16 @@ _TOKENS = {
     False: re.compile(rf"(?P<comment>//[^\n]*|/\*.*?\*/)|{_STRING}", re.DOTALL),
 }
 _PATH = re.compile(r"(?:/[\w.+@-]+)+/")
+_NOTED = re.compile(r"^[ \t]*inductor_meta=\{.*\},?[ \t]*$", re.MULTILINE)
+"""Settings of autotuning, counts of loads and stores, a hash of Triton: no part of the function."""
 
 
 def source_digest(kernel: KernelSource) -> str:
     """Return the digest of a kernel's source, in hexadecimal digits.
 
-    Independent of the kernel's name, of comments, white space at the ends of lines, and the folders of absolute paths
-    in strings: kernels that compute the same way in compilations that number them differently have equal digests.
+    Independent of the kernel's name, of comments, white space at the ends of lines, the folders of absolute paths in
+    strings, and what Inductor notes beside a Triton kernel for autotuning: kernels that compute the same way in
+    compilations that number them differently have equal digests.
     """
     python = kernel.kind in _PYTHON
     own = re.compile(rf"(?<![^\W_]){re.escape(kernel.name)}(?!\d)")
@@ -37,7 +40,8 @@ def source_digest(kernel: KernelSource) -> str:
     def plain(token: re.Match[str]) -> str:
         return _PATH.sub("", token["string"]) if token["string"] else "" if python else " "
 
-    text = own.sub("kernel", _TOKENS[python].sub(plain, kernel.source))
+    source = _NOTED.sub("", kernel.source) if python else kernel.source
+    text = own.sub("kernel", _TOKENS[python].sub(plain, source))
     lines = [line.rstrip() if python else " ".join(line.split()) for line in text.splitlines()]
     plainest = "\n".join([kernel.kind, *filter(None, lines)])
     return hashlib.sha256(plainest.encode(errors="surrogatepass")).hexdigest()[: 2 * DIGITS]
@@ -62,6 +66,22 @@ class KernelPair:
     def differs_by_source(self) -> bool:
         """True if a side has no such call, or one with another source."""
         return self.first is None or self.second is None or self.first.source != self.second.source
+
+    @property
+    def launches(self) -> str:
+        """The two configurations of one Triton kernel, if they differ: ``XBLOCK 64, 1 warp, 1 stage against …``."""
+        if self.first is None or self.second is None or self.differs_by_source:
+            return ""
+        first, second = self.first.launch, self.second.launch
+        return f"{first} against {second}" if first and second and first != second else ""
+
+    @property
+    def what(self) -> str:
+        """What differs, in words: ``another source``, ``different bits on equal inputs``, and the configurations."""
+        if self.differs_by_source:
+            return "another source"
+        other = f"the same source, another configuration ({self.launches}), and " if self.launches else ""
+        return f"{other}different bits on equal inputs"
 
     @property
     def same_inputs(self) -> bool:

@@ -20,6 +20,7 @@ LONG = "0123456789abcdef"
 RELU = KernelCall(
     "0",
     "cpp_fused_relu_0",
+    launch="XBLOCK 64, 1 warp, 1 stage",
     reads=(BufferRead("x", LONG), BufferRead("", LONG[::-1])),
     writes=(BufferWrite("buf0", NOTHING, LONG), BufferWrite("buf1", NOTHING, LONG), BufferWrite("", NOTHING, LONG)),
 )
@@ -48,6 +49,7 @@ def test_calls_are_listed_with_source_contents_ops_and_module(tmp_path: Path) ->
     assert relu.writes == (LONG[:DIGITS],) * 3
     assert relu.ops == ("aten.relu.default", "aten.sin.default")
     assert (relu.module, relu.phase, relu.graph) == ("Net.act", "forward", 0)
+    assert (relu.launch, mm.launch) == ("XBLOCK 64, 1 warp, 1 stage", "")
     assert (mm.name, mm.source, mm.reads, mm.writes, mm.ops) == ("aten.mm.out", "", (), ("a",), ())
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hashbench.core.inductor.graphs import CompiledGraph, KernelCall
-from hashbench.core.inductor.internals import KernelSite
+from hashbench.core.inductor.internals import KernelSite, TritonLaunch
 from hashbench.core.trace.generated import kernel_at
 from hashbench.extensions.compiled.observed import KernelWatcher
 
@@ -66,6 +66,9 @@ class Module:
     path: str
     watcher: KernelWatcher
     inside: Callable[[], object] = lambda: None
+    functions: dict[str, Callable[..., Any]] = field(
+        default_factory=lambda: {"cpp_fused_sin_0": sine, "cpp_fused_add_1": add}
+    )
 
     def __call__(self, *inputs: Any) -> Any:
         text = Path(self.path).read_text(encoding="utf-8")
@@ -88,7 +91,7 @@ class Module:
                 )
             ),
         }
-        for name, function in (("cpp_fused_sin_0", sine), ("cpp_fused_add_1", add)):
+        for name, function in self.functions.items():
             values[name] = self.kernel(KernelSite(self.path, name, TYPES[name], function))
         exec(compile(ast.Module(functions, []), self.path, "exec"), values)
         self.watcher.graph(self.path, inputs)
@@ -223,6 +226,40 @@ def test_calls_are_shown_by_the_names_of_buffers(case: str, tmp_path: Path) -> N
 
 
 BODY = SHOWN["kernels by position"][0]
+
+
+class Autotuner:
+    """A Triton kernel whose configuration is known once it has run."""
+
+    launchers: Sequence[Any] = ()
+
+    def run(self, x: torch.Tensor, out: torch.Tensor, _: int, *, stream: int) -> None:
+        assert stream == 0
+        torch.sin(x, out=out)
+        chosen = SimpleNamespace(kwargs={"XBLOCK": 128}, num_warps=4, num_stages=1)
+        self.launchers = [SimpleNamespace(config=chosen)]
+
+
+def test_launches_of_a_triton_kernel_are_shown_with_their_configuration(tmp_path: Path) -> None:
+    run, seen = module(tmp_path, BODY)
+    text = Path(run.path).read_text(encoding="utf-8")
+    _, _, after = text.partition("cpp_fused_add_1 = ")
+    Path(run.path).write_text(
+        f"""
+cpp_fused_sin_0 = async_compile.triton('cpp_fused_sin_0', '''
+@triton_heuristics.pointwise(triton_meta={{'signature': {{'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32'}}}})
+@triton.jit
+def cpp_fused_sin_0(in_ptr0, out_ptr0, xnumel):
+    tl.store(out_ptr0, tl.load(in_ptr0))
+''')
+cpp_fused_add_1 = {after}""",
+        encoding="utf-8",
+    )
+    run.functions["cpp_fused_sin_0"] = TritonLaunch(Autotuner())
+    run(X.clone())
+    assert [words(call) for call in seen.calls] == SHOWN["kernels by position"][1]
+    assert [call.launch for call in seen.calls] == ["XBLOCK 128, 4 warps, 1 stage", ""]
+    assert torch.equal(seen.calls[0].writes[0].tensor, X.sin() + X)  # what the second one left there
 
 
 def test_content_is_that_before_and_after_the_call(tmp_path: Path) -> None:

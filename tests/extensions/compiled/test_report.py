@@ -19,7 +19,7 @@ from tests.core.report.rows import PLAIN, write_night
 ROW = Row("cpu", "net", 1, "pass", suite="zoo", mode="inference", dtype="float32")
 
 MM = ListedKernel("extern_kernels.mm", "", ("a",), ("b",), ("aten.mm",), "fc")
-RELU = ListedKernel("cpp_fused_relu_0", "s", ("b",), ("c",), ("aten.relu",))
+RELU = ListedKernel("cpp_fused_relu_0", "s", ("b",), ("c",), ("aten.relu",), launch="XBLOCK 32, 4 warps, 1 stage")
 SUM = ListedKernel("cpp_fused_sum_1", "s", ("c",), ("d",), ("aten.sum", "aten.mul", "aten.add", "aten.exp"), "head")
 NET = CompiledProgram("zoo", "net", "inference", "cpu", "float32", "inductor", (MM, RELU, SUM))
 
@@ -43,6 +43,11 @@ TEXTS: dict[str, tuple[Sequence[ListedKernel], str]] = {
     "other bits of an op": (
         (replace(MM, writes=("z",)), RELU, SUM),
         "1 of 3 kernel calls has different bits on equal inputs (first: extern_kernels.mm, aten.mm in fc)",
+    ),
+    "other bits of another configuration": (
+        (MM, replace(OTHER_BITS, launch="XBLOCK 64, 1 warp, 1 stage"), SUM),
+        "1 of 3 kernel calls has different bits on equal inputs (first: cpp_fused_relu_0, aten.relu, "
+        "XBLOCK 32, 4 warps, 1 stage against XBLOCK 64, 1 warp, 1 stage)",
     ),
     "another source and other bits": (
         (MM, replace(OTHER_SOURCE, writes=("e",)), replace(SUM, source="t", writes=("g",))),

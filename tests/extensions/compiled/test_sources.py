@@ -32,6 +32,10 @@ SAME: dict[str, tuple[KernelSource, KernelSource]] = {
         TRITON_KERNEL,
         replace(TRITON_KERNEL, source=TRITON_SOURCE.replace("  # of the block", "\n\n# of 'one\n")),
     ),
+    "other settings of autotuning": (
+        TRITON_KERNEL,
+        replace(TRITON_KERNEL, source=TRITON_SOURCE.replace("'num_load': 1", "'num_load': 1, 'max_autotune': True")),
+    ),
     "white space at the end of lines": (CPP_KERNEL, replace(CPP_KERNEL, source=RELU.replace(";\n", ";  \n\n"))),
     "another folder of an included file": (
         KernelSource("k", "cpp", (), '\n#include "/tmp/torchinductor_me/pi/cpi.h"\nint kernel();\n'),
@@ -130,6 +134,26 @@ def test_pair(case: str) -> None:
     pair = KernelPair(first, second)
     assert (pair.differs_by_source, pair.differs_by_bits) == (by_source, by_bits)
     assert pair.shown == (second or first)
+
+
+SLOW, FAST = "XBLOCK 1024, 4 warps, 1 stage", "XBLOCK 512, 8 warps, 1 stage"
+
+
+def test_other_bits_of_another_configuration_are_told_with_both() -> None:
+    first, second = (kernel("triton_red_0", launch=launch, writes=bits) for launch, bits in ((SLOW, "b"), (FAST, "c")))
+    pair = KernelPair(first, second)
+    assert pair.differs_by_bits
+    assert pair.launches == f"{SLOW} against {FAST}"
+    assert pair.what == (
+        f"the same source, another configuration ({SLOW} against {FAST}), and different bits on equal inputs"
+    )
+    assert KernelPair(first, replace(second, launch=SLOW)).what == "different bits on equal inputs"
+    assert KernelPair(first, replace(second, launch="")).launches == ""
+    assert KernelPair(first, replace(second, source="t")).what == "another source"
+
+
+def test_another_configuration_alone_is_no_difference() -> None:
+    assert compare([kernel("triton_0", launch=SLOW)], [kernel("triton_0", launch=FAST)]).equal
 
 
 def test_pair_of_nothing_is_refused() -> None:
