@@ -13,7 +13,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -563,6 +563,28 @@ def compile_threads() -> int:
     import torch._inductor.config
 
     return int(torch._inductor.config.compile_threads or 1)
+
+
+_HIDES = {
+    "cpp_wrapper": "Inductor's cpp_wrapper calls them from C++",
+    "triton.cudagraphs": "CUDA graphs replay their launches",
+}
+"""Settings of Inductor under which no Python sees the calls of kernels, and what they do."""
+
+
+def why_hidden(unseen: Iterable[str]) -> str:
+    """Return why the kernels of graphs, by the files of their modules, are not shown; empty if nothing is known to hide
+    them.
+
+    ``CUDA graphs replay their launches (triton.cudagraphs)``, ``multi_kernel makes the calls of some``.
+    """
+    import torch._inductor.config as settings
+
+    known = [
+        f"{what} ({name})" for name, what in _HIDES.items() if functools.reduce(getattr, name.split("."), settings)
+    ]
+    kinds = {kind: None for path in unseen for kind in unseen_kinds(wrapper_of(path))}
+    return "; ".join([*known, *(f"{kind} makes the calls of some" for kind in kinds)])
 
 
 def backends() -> tuple[str, ...]:

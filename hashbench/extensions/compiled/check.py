@@ -23,7 +23,7 @@ from hashbench.core.check.subject import Subject
 from hashbench.core.diagnose.causes import stats
 from hashbench.core.errors import HashbenchError, log_error
 from hashbench.core.inductor.graphs import CompiledGraph
-from hashbench.core.inductor.internals import CapturedGraphs, wrapper_of
+from hashbench.core.inductor.internals import CapturedGraphs, why_hidden, wrapper_of
 from hashbench.core.inductor.nodes import common, facts_of
 from hashbench.core.processes import Budget, tell_phase
 from hashbench.core.records import Failure, RunOptions
@@ -32,7 +32,7 @@ from hashbench.core.run.environment import check_backend
 from hashbench.core.run.outcome import Outcome, Run, RunMaker
 from hashbench.core.run.rounding import LIMIT
 from hashbench.core.run.workload import Workload
-from hashbench.core.text import join_limited
+from hashbench.core.text import count, join_limited
 from hashbench.extensions.compiled import compiled_kernels
 from hashbench.extensions.compiled.advice import LEFT_OUT, advice_for
 from hashbench.extensions.compiled.cause import CompiledCase, explain, of_facts, undeclared
@@ -192,8 +192,7 @@ class CompiledCheck:
         found = judged(program, graphs)
         doubts = against.doubts(compiled, program, graphs, refused=failed)
         outcome = _with(outcome, reference="; ".join(doubts.texts))
-        if found is None and graphs:
-            outcome = _noted(outcome, "kernels are not seen")
+        outcome = _noted(outcome, _unseen(graphs, found))
         if found is not None:
             outcome = _with(outcome, **_seen(found))
             self._keep_kernels(found)
@@ -313,11 +312,13 @@ def _in_fresh_process(check: CompiledCheck, _: Variety) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The kernels of a run: their number, the judgement, and the list of those of the first step."""
+    """The kernels of a run: their number, the judgement, the list of those of the first step, and the files of the
+    graphs that were shown."""
 
     kernels: int
     judgement: KernelJudgement
     listed: tuple[ListedKernel, ...] = ()
+    shown: frozenset[str] = frozenset()
 
 
 def judged(program: RunMaker, graphs: Mapping[str, CompiledGraph]) -> Judged | None:
@@ -330,7 +331,7 @@ def judged(program: RunMaker, graphs: Mapping[str, CompiledGraph]) -> Judged | N
     run = program(watcher=watcher)
     if isinstance(run, Failure) or not watcher.kernels:
         return None
-    return Judged(watcher.kernels, judge.result(), kernels.result())
+    return Judged(watcher.kernels, judge.result(), kernels.result(), watcher.shown)
 
 
 def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
@@ -340,6 +341,15 @@ def op_of_kernel(name: str, graphs: Mapping[str, CompiledGraph]) -> str:
             if call.kernel == name:
                 return common(facts_of(graph.nodes[target]) for target in call.targets if target in graph.nodes).op
     return ""
+
+
+def _unseen(graphs: Mapping[str, CompiledGraph], found: Judged | None) -> str:
+    """Say that the kernels of some graphs are not seen, and why; of graphs that were not called nothing is known."""
+    unseen = [path for path in graphs if found is None or path not in found.shown]
+    why = why_hidden(unseen) if unseen else ""
+    if found is None and graphs:
+        return f"kernels are not seen{f': {why}' if why else ''}"
+    return f"the kernels of {count(len(unseen), 'graph')} are not seen: {why}" if why else ""
 
 
 def _seen(found: Judged) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class KernelWatcher(TraceCallback):
         self._depth = 0  # an op may call others
         self._used: dict[str, frozenset[str]] = {}
 
+    @property
+    def shown(self) -> frozenset[str]:
+        """The files of the known graphs that were called."""
+        return frozenset(self._used)
+
     def graph(self, path: str, inputs: Sequence[Any]) -> None:
         graph = self._graphs.get(path)
         if graph is None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 
 from hashbench.core.inductor import failures, internals
 from hashbench.core.inductor.graphs import CompiledGraph
@@ -29,6 +30,7 @@ from hashbench.core.inductor.internals import (
     is_compiling,
     reset_dynamo,
     unseen_kinds,
+    why_hidden,
     without_graph_caches,
     wrapper_of,
 )
@@ -53,6 +55,8 @@ INTERNALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch._dynamo.utils:counters": (NO_SIGNATURE, ("2.15",)),
     "torch._dynamo:list_backends": ("exclude_tags", ("2.15",)),
     "torch._inductor.config:fx_graph_cache": (NO_SIGNATURE, ("2.15",)),
+    "torch._inductor.config:cpp_wrapper": (NO_SIGNATURE, ("2.15",)),
+    "torch._inductor.config:triton.cudagraphs": (NO_SIGNATURE, ("2.15",)),
     "torch._inductor.config:fx_graph_remote_cache": (NO_SIGNATURE, ("2.15",)),
     "torch._functorch.config:enable_autograd_cache": (NO_SIGNATURE, ("2.15",)),
     "torch.export._trace:_export": (NO_SIGNATURE, ("2.15",)),
@@ -248,6 +252,27 @@ def test_a_module_with_kernels_of_another_kind_is_not_seen(tmp_path: Path, kind:
     assert [note[0] for note in listener.notes] == ["begin", "end"]
     assert listener.notes[0][3] is False
     assert unseen_kinds(wrapper_of(str(tmp_path / f"{kind}.py"))) == (kind,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ""),
+        ({"cpp_wrapper": True}, "Inductor's cpp_wrapper calls them from C++ (cpp_wrapper)"),
+        ({"triton.cudagraphs": True}, "CUDA graphs replay their launches (triton.cudagraphs)"),
+    ],
+)
+def test_settings_that_hide_the_calls_of_kernels_are_told(settings: dict[str, bool], expected: str) -> None:
+    with torch._inductor.config.patch(settings):
+        assert why_hidden([]) == expected
+
+
+def test_kernels_that_another_kernel_calls_are_told(tmp_path: Path) -> None:
+    paths = [tmp_path / "multi_kernel.py", tmp_path / "cpp_pybinding.py"]
+    for path in paths:
+        graph_of(path, path.stem)
+    assert why_hidden(map(str, paths)) == "multi_kernel makes the calls of some"
+    assert why_hidden([str(paths[1])]) == ""
 
 
 class Autotuner:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 
 from hashbench.core.catalog import Status
 from hashbench.core.check.model import BenchmarkRunner
@@ -30,6 +31,7 @@ from hashbench.extensions.compiled.check import (
     Judged,
     _only_rounding,
     _seen,
+    _unseen,
     op_of_kernel,
 )
 from hashbench.extensions.compiled.judge import JudgedBuffer, KernelJudgement
@@ -62,6 +64,26 @@ def test_columns_of_a_judgement() -> None:
         "beyond_rounding": None,
         "eager_rounding": None,
     }
+
+
+def captured(*paths: Path) -> dict[str, CompiledGraph]:
+    nothing = torch.fx.GraphModule({}, torch.fx.Graph())
+    return {str(path): CompiledGraph(str(path), nothing, {}) for path in paths}
+
+
+def test_kernels_that_are_not_seen_are_told_with_what_hides_them(tmp_path: Path) -> None:
+    plain, hidden = tmp_path / "plain.py", tmp_path / "hidden.py"
+    plain.write_text(CPP, encoding="utf-8")
+    hidden.write_text("multi_kernel_0 = async_compile.multi_kernel('multi_kernel_0', [a, b])", encoding="utf-8")
+    graphs, seen = captured(plain, hidden), Judged(7, KernelJudgement(()), shown=frozenset([str(plain)]))
+    assert _unseen(captured(plain), seen) == _unseen({}, None) == ""
+    assert _unseen(captured(plain), None) == "kernels are not seen"
+    assert _unseen(graphs, seen) == "the kernels of 1 graph are not seen: multi_kernel makes the calls of some"
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        assert _unseen(captured(plain), seen) == ""
+        assert _unseen(captured(plain), None) == (
+            "kernels are not seen: Inductor's cpp_wrapper calls them from C++ (cpp_wrapper)"
+        )
 
 
 def test_a_kernel_that_is_right_in_float64_is_told() -> None:
