@@ -273,6 +273,7 @@ RULES: tuple[Requires | Excludes, ...] = (
     Excludes("--untraced-pair", "--batch-invariant"),
     Excludes("--fingerprints", "--batch-invariant"),
     Requires("--compilations", "--backend"),
+    Requires("--as", "--backend"),
     Excludes("--backend", "--batch-invariant"),
     Excludes("--backend", "--stress"),
     Excludes("--backend", "--untraced-pair"),

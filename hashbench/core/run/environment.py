@@ -180,7 +180,11 @@ def _check_device(device: str) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Raise :class:`HashbenchError` if ``torch.compile`` has no backend of this name; an empty one is none."""
+    """Raise :class:`HashbenchError` if ``torch.compile`` has no backend of this name; an empty one is none.
+
+    What follows an ``@`` is the device that it makes code for.
+    """
+    name = name.partition("@")[0]
     if not name:
         return
     from hashbench.core.inductor.internals import backends  # imports torch._dynamo, which takes seconds

@@ -244,6 +244,7 @@ class _Evaluation:
         self._module, self._recorded, self._operands = module, recorded, operands
         self._precision, self._scale, self._seed = precision, scale, seed
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._device = _device_of(recorded)
         self._values: dict[torch.fx.Node, Any] = {}
 
     def value(self, subgraph: Subgraph) -> Any:
@@ -290,11 +291,17 @@ class _Evaluation:
             return self._of(self._operands.of(node, item))
 
         args, kwargs = map_arg(node.args, operand), dict(map_arg(node.kwargs, operand))
+        args, kwargs = tree_map(self._here, args), tree_map(self._here, kwargs)
         if self._precision is not Precision.OWN:
             args, kwargs = tree_map(widened, args), tree_map(widened, kwargs)
         if _is_op(node) and plan_of(node.target).writes_arguments:
             args, kwargs = tree_map(_cloned, args), tree_map(_cloned, kwargs)
         return compute(*args, **kwargs)
+
+    def _here(self, value: Any) -> Any:
+        """Return a device of the code that is not there as the device of what was recorded."""
+        elsewhere = isinstance(value, torch.device) and value.type == "cuda" and self._device.type == "cpu"
+        return self._device if elsewhere else value
 
     def _rounded(self, value: Any, own: Any, terms: int = 1) -> Any:
         if self._precision is not Precision.ROUNDED or not isinstance(own, torch.Tensor):
@@ -312,6 +319,12 @@ class _Evaluation:
             generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         signs = torch.randint(0, 2, value.shape, generator=generator, device=value.device, dtype=torch.int8)
         return value * signs.to(value.dtype).mul_(2 * unit).add_(1 - unit)
+
+
+def _device_of(recorded: Mapping[torch.fx.Node, Any]) -> torch.device:
+    """Return the device on which a graph ran: that of an accelerator, if one of the values is there."""
+    devices = {value.device for value in recorded.values() if isinstance(value, torch.Tensor)}
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 def terms_of(node: torch.fx.Node) -> int:

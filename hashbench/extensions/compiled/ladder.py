@@ -184,7 +184,7 @@ def _climbed(run: StepRunner, backends: Sequence[str], inductor: Results | Excep
     for backend in [*(name for name in backends if name not in given), *given]:
         rung = _measured(run, backend, eager, rounding, inductor if backend in given else None)
         rungs.append(rung)
-        stage = STAGES.get(backend, backend)
+        stage = STAGES.get(backend.partition("@")[0], backend)
         if rung.beyond:
             known = Semantic.UNKNOWN if eager.dtype is None else Semantic.YES
             return Ladder(tuple(rungs), stage, known, dtype=eager.dtype)

@@ -17,6 +17,8 @@ from hashbench.core.run.outcome import Run, RunMaker, prepared_runs
 from hashbench.core.run.workload import Workload, call
 from hashbench.extensions.compiled.accuracy import Tolerance, tolerance_of
 from hashbench.extensions.compiled.aot import Backend, Results
+from hashbench.extensions.compiled.as_device.backend import InductorAs
+from hashbench.extensions.compiled.as_device.devices import device_of
 
 
 class ProgramMaker(Protocol):
@@ -74,9 +76,15 @@ def runs_under(
         backend: of ``torch.compile``; ``None``: eager mode.
         dtype: of the model and its floating-point inputs; ``None``: as they are.
     """
-    forward = call if backend is None else torch.compile(call, backend=backend)
+    forward = call if backend is None else torch.compile(call, backend=_compiler(backend))
     prepare = functools.partial(prepared_run, runner, workload, optimizer, dtype=dtype, forward=forward)
     return prepared_runs(prepare, runner.options, compiled=backend is not None)
+
+
+def _compiler(backend: str | Backend) -> str | Backend:
+    """Return what ``torch.compile`` takes as this backend."""
+    device = device_of(backend) if isinstance(backend, str) else None
+    return backend if device is None else InductorAs(device)
 
 
 @dataclass(frozen=True, slots=True)

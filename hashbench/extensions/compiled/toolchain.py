@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.inductor.internals import backends
-
-INDUCTOR = "inductor"
+from hashbench.extensions.compiled.as_device.devices import INDUCTOR, device_of
 
 
 def require_backend(backend: str, *, device: str) -> None:
@@ -18,14 +17,14 @@ def require_backend(backend: str, *, device: str) -> None:
     Raises:
         HashbenchError: there is no such backend, or no C++ compiler.
     """
-    known = backends()
-    if backend not in known:
+    known, device_of_code = backends(), device_of(backend)
+    if backend.partition("@")[0] not in known:
         raise HashbenchError(
             f"unknown backend {backend!r}",
             consequence="nothing was compiled",
             tip="Choose one of torch.compiler.list_backends(), such as inductor, aot_eager or eager.",
         )
-    missing = missing_compiler() if backend == INDUCTOR and device == "cpu" else ""
+    missing = missing_compiler() if backend == INDUCTOR and device == "cpu" and device_of_code is None else ""
     if missing:
         raise HashbenchError(
             "no C++ compiler",

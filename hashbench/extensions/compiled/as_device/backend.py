@@ -1,0 +1,50 @@
+"""The backend of ``torch.compile`` behind ``--as``: dynamo and AOTAutograd see the CPU, Inductor another device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+
+from hashbench.extensions.compiled.as_device.codegen import CUDA, generating, moved
+from hashbench.extensions.compiled.as_device.devices import NamedDevice
+
+
+class InductorAs:
+    """Compiles as ``inductor`` does, for a device that is not there, and interprets the kernels.
+
+    Args:
+        device: that code is generated for.
+    """
+
+    compiler_name = "inductor"
+    """As dynamo has it."""
+
+    def __init__(self, device: NamedDevice) -> None:
+        self._device = device
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile one of dynamo's graphs."""
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(module, inputs, inner_compile=self._inner)
+
+    def _inner(self, module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile one of AOTAutograd's graphs for the device."""
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        fake = detect_fake_mode(inputs)
+        with generating(self._device):
+            with fake if fake is not None else torch.no_grad():
+                elsewhere = [_elsewhere(value) for value in inputs]
+            moved(module)
+            return compile_fx_inner(module, elsewhere, **options)
+
+
+def _elsewhere(value: Any) -> Any:
+    """Return a fake tensor like another on the device."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=CUDA)
