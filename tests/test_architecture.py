@@ -63,7 +63,10 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "extensions.implementations.pair",
         "check file moments partial parts places record rounded run_files running settled shards sides stand_ins",
     ),
-    ("extensions.kernels", "calls conditions gradients hygiene inputs smallest variations where"),
+    (
+        "extensions.kernels",
+        "calls conditions displaced gradients hygiene inputs kind lost misses smallest variations where",
+    ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (
         "extensions.compiled",

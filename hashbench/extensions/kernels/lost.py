@@ -1,0 +1,181 @@
+"""Lost elements of a sum: an error that is the sum of some of the terms, or of all before a block's border."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hashbench.core.run.rounding import NEAR
+from hashbench.extensions.kernels.misses import Misses, number
+from hashbench.extensions.kernels.slices import Axis, Indices, axis_of, words_for
+
+_MOST_TERMS = 1 << 21
+"""Terms that are looked at; of fewer wrong elements where a sum is long."""
+
+_FOUND = 0.95
+"""Share of the wrong elements whose error the lost terms must be."""
+
+_BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+_MOST_JUMPS = 0.35
+"""Share of the places along a dimension at which the error of a scan may jump."""
+
+Index = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """The terms of a sum: of wrong elements (rows) by position in it (columns)."""
+
+    words: str
+    terms: torch.Tensor
+
+
+def lost_elements(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
+    """Return which elements of a sum are lost, or counted twice; empty if the error is not made of terms.
+
+    Sums that are known: of an input over a dimension, its mean, sum of squares and of magnitudes; matrix products of
+    two inputs; and the products of two inputs, summed over a dimension.
+    """
+    at = miss.finite.nonzero()
+    if not len(at) or miss.value.is_complex():
+        return ""
+    numbers = {name: tensor.detach().to("cpu") for name, tensor in inputs.items() if _is_number(tensor)}
+    for made in _sums(miss, numbers, at):
+        found = _lost_of(miss, at, made)
+        if found:
+            return found
+    return ""
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_quantized and tensor.dim() > 0
+
+
+def _chosen(at: torch.Tensor, length: int) -> Index:
+    most = max(_MOST_TERMS // length, 16)
+    return tuple(at[:: -(-len(at) // min(most, 1024))].unbind(1))
+
+
+def _sums(miss: Misses, inputs: Mapping[str, torch.Tensor], at: torch.Tensor) -> Iterator[_Sum]:
+    shape = tuple(miss.value.shape)
+    for name, tensor in inputs.items():
+        for dim, size in enumerate(tensor.shape):
+            kept = (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
+            if size > 1 and shape in (kept, (*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :])):
+                index = _chosen(at, size)
+                index = index if len(index) == len(kept) else (*index[:dim], *index[dim + 1 :])
+                terms = tensor.movedim(dim, -1)[index].double() if kept else tensor.double()[None]
+                for what, made in (("", terms), ("the square of ", terms.square()), ("the magnitude of ", terms.abs())):
+                    yield _Sum(f"the sum of {what}{name} over dimension {dim}", made)
+                yield _Sum(f"the mean of {name} over dimension {dim}", terms / size)
+    for (one, a), (other, b) in ((x, y) for x in inputs.items() for y in inputs.items() if x is not y):
+        yield from _products(shape, one, a, other, b, at)
+
+
+def _products(
+    shape: tuple[int, ...], one: str, a: torch.Tensor, other: str, b: torch.Tensor, at: torch.Tensor
+) -> Iterator[_Sum]:
+    """Yield the terms of ``a @ b`` and of ``a @ b.mT``, with and without leading dimensions."""
+    if a.dim() < 2 or b.dim() < 2 or len(shape) < 2 or tuple(a.shape[:-1]) != shape[:-1]:
+        return
+    leading = tuple(b.shape[:-2])
+    if leading not in ((), shape[:-2]):
+        return
+    for turned in (False, True):
+        wide = b.mT if turned else b
+        if wide.shape[-2] == a.shape[-1] and wide.shape[-1] == shape[-1] and a.shape[-1] > 1:
+            index = _chosen(at, a.shape[-1])
+            columns = wide.movedim(-1, len(leading))
+            there = columns[(*index[:-2], index[-1])] if leading else columns[index[-1]]
+            yield _Sum(f"the product of {one} and {other}", a[index[:-1]].double() * there.double())
+
+
+def _lost_of(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
+    length = made.terms.shape[1]
+    index = _chosen(at, length)
+    error, unit = ((miss.value - miss.exact)[index].reshape(-1), miss.unit[index].reshape(-1))
+    for sign, verb in ((-1.0, "lacks"), (1.0, "counts twice")):
+        wanted = sign * error
+        for terms, places in _groups(made.terms):
+            agree = (wanted[:, None] - terms).abs() <= NEAR * unit[:, None]
+            share = agree.double().mean(0)
+            best = int(share.argmax())
+            # One group, or neighbours of it that add nothing, and not many by chance.
+            if share[best] >= _FOUND and int((share >= _FOUND).sum()) <= max(len(share) // 16, 1):
+                inside = places(best)
+                if len(inside) == length:
+                    continue
+                return f"{made.words} {verb} {words_for(inside, Axis(length, 'element')).text}"
+    return ""
+
+
+def _groups(terms: torch.Tensor) -> Iterator[tuple[torch.Tensor, _Places]]:
+    """Yield sums of terms that may be lost, and which terms each column has: one, those from one on, those before one,
+    a block."""
+    length = terms.shape[1]
+    yield terms, _Places(1, length)
+    yield terms.flip(1).cumsum(1).flip(1)[:, 1:], _Places(0, length, behind=True)
+    yield terms.cumsum(1)[:, :-1], _Places(0, length)
+    for block in _BLOCKS:
+        if block * 2 <= length:
+            padded = torch.nn.functional.pad(terms, (0, -length % block))
+            yield padded.view(len(terms), -1, block).sum(2), _Places(block, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The terms of a group by its number; ``block``: 0 for all up to it, or behind it."""
+
+    block: int
+    length: int
+    behind: bool = False
+
+    def __call__(self, group: int) -> Indices:
+        if self.block:
+            first, last = group * self.block, min((group + 1) * self.block, self.length)
+        else:
+            first, last = (group + 1, self.length) if self.behind else (0, group + 1)
+        return torch.arange(first, last).numpy()
+
+
+# ------------------------------------------------------------------------------------------------------------- scans
+
+
+def lost_carry(miss: Misses) -> str:
+    """Return at which places of a dimension the error jumps, if it is constant between a few of them: what a scan
+    should have carried across them is lost, or counted twice. Empty if it is not so."""
+    if miss.value.is_complex() or not bool((miss.value.isfinite() & miss.exact.isfinite()).all()):
+        return ""
+    error = miss.value - miss.exact
+    for dim, size in enumerate(error.shape):
+        if size < 8:
+            continue
+        step = error.diff(dim=dim).abs()
+        unit = torch.maximum(*(miss.unit.narrow(dim, start, size - 1) for start in (0, 1)))
+        jumps = step > 2 * NEAR * unit
+        across = jumps.movedim(dim, 0).reshape(size - 1, -1).double().mean(1)
+        places = (across > 0.5).nonzero()[:, 0] + 1
+        quiet = across <= 0.02
+        if not len(places) or len(places) > _MOST_JUMPS * size or int((~quiet).sum()) != len(places):
+            continue
+        if len(places) == 1 and bool(miss.wrong.movedim(dim, 0)[: int(places[0])].any()):
+            continue
+        if not _starts_right(miss, dim, int(places[0])):
+            continue
+        words = words_for(places.numpy(), axis_of(tuple(error.shape), dim)).text
+        before = miss.exact.select(dim, int(places[0]) - 1)
+        behind = error.select(dim, int(places[0]))
+        near = NEAR * (miss.unit.select(dim, int(places[0]) - 1) + miss.unit.select(dim, int(places[0])))
+        lost = float(((behind + before).abs() <= near).double().mean()) >= _FOUND
+        what = "what comes before is lost there" if lost else f"by up to {number(float(behind.abs().max()))}"
+        return f"the error is constant between jumps at {words}: {what}"
+    return ""
+
+
+def _starts_right(miss: Misses, dim: int, place: int) -> bool:
+    """Return whether nothing is wrong before the first jump, and nearly all is behind it."""
+    wrong = miss.wrong.movedim(dim, 0)
+    return not bool(wrong[:place].any()) and float(wrong[place:].double().mean()) > 0.5

@@ -1,0 +1,125 @@
+"""The wrong elements of a result, as the questions about its kind of fault need them. Pure: tensors in, numbers out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hashbench.core.run.distance import unit_roundoff, wide
+from hashbench.core.run.rounding import NEAR
+
+
+class Direction(Protocol):
+    """What is read of the judge's ``Bias``."""
+
+    @property
+    def direction(self) -> str: ...
+    @property
+    def slope(self) -> float: ...
+    @property
+    def units(self) -> float: ...
+    @property
+    def errors(self) -> float: ...
+
+
+class Judged(Protocol):
+    """What is read of the judge's ``JudgedResult``."""
+
+    @property
+    def error(self) -> torch.Tensor: ...
+    @property
+    def units(self) -> torch.Tensor: ...
+    @property
+    def beyond(self) -> torch.Tensor: ...
+    @property
+    def exact(self) -> torch.Tensor: ...
+    @property
+    def bias(self) -> Direction | None: ...
+
+
+_FITTED = 0.95
+"""Share of the wrong elements that an explanation must explain."""
+
+_REDUCED = 0.25
+"""What an explanation must leave of the error at most, by root mean square."""
+
+
+_NOTHING = 1e-12
+"""Relative error that a sum of integers in float64 may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misses:
+    """A result and its reference.
+
+    Attributes:
+        got: of the kernel, in its dtype.
+        value: the same in float64 or complex128.
+        exact: the reference, in the same.
+        wrong: bools, the elements that are wrong.
+        unit: what rounding explains of each element, float64; next to nothing of integers.
+    """
+
+    got: torch.Tensor
+    value: torch.Tensor
+    exact: torch.Tensor
+    wrong: torch.Tensor
+    unit: torch.Tensor
+
+    @property
+    def finite(self) -> torch.Tensor:
+        """The wrong elements that are finite on both sides, and whose errors are."""
+        return self.wrong & self.value.isfinite() & self.exact.isfinite()
+
+    def fits(self, residual: torch.Tensor, among: torch.Tensor) -> bool:
+        """Return whether rounding explains what an explanation leaves of the errors of elements.
+
+        Args:
+            residual: what is left, of the result's shape.
+            among: bools, the elements.
+        """
+        left, error = residual[among].abs(), (self.value - self.exact)[among].abs()
+        if not len(left):
+            return False
+        near = left <= NEAR * self.unit[among]
+        rms, before = (float(part.square().mean().sqrt()) for part in (left[near], error))
+        return float(near.double().mean()) >= _FITTED and rms <= _REDUCED * before
+
+
+def misses(judged: Judged, got: torch.Tensor) -> Misses | None:
+    """Return the wrong elements of a judged result; ``None`` if no single element is wrong."""
+    got = got.detach().resolve_conj().resolve_neg()
+    wrong = judged.beyond
+    if not bool(wrong.any()):
+        return None
+    exact = wide(judged.exact)
+    value = wide(got).to(exact.dtype)
+    error = judged.error.abs()
+    unit = torch.where((judged.units > 0) & error.isfinite(), error / judged.units, 0.0).nan_to_num(nan=0.0)
+    if got.is_floating_point() or got.is_complex():
+        # Where the error is not finite or 0, what is known is the roundoff of the dtype.
+        unit = torch.where(unit > 0, unit, exact.abs().nan_to_num(posinf=0.0) * unit_roundoff(got.dtype))
+    else:
+        unit = exact.abs().clamp_min(1.0) * _NOTHING
+    return Misses(got, value, exact, wrong, unit)
+
+
+def number(value: complex) -> str:
+    """Return a number in four digits.
+
+    >>> number(1.0), number(0.00031234), number(1e9)
+    ('1', '0.0003123', '1e+09')
+    """
+    if isinstance(value, complex):
+        size = abs(value)
+        parts = [part if abs(part) > 1e-6 * size else 0.0 for part in (value.real, value.imag)]
+        return f"{parts[0]:.4g}{parts[1]:+.4g}j"
+    return f"{value:.4g}"
+
+
+def rms(tensor: torch.Tensor) -> float:
+    """Return the root mean square; 0 of nothing."""
+    return float(torch.linalg.vector_norm(tensor)) / math.sqrt(max(tensor.numel(), 1))
