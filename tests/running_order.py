@@ -5,7 +5,7 @@ from __future__ import annotations
 LONGEST_FIRST = (
     # Looks at all modules: 20 times as long once transformers and timm are loaded.
     "tests/core/diagnose/replay/controls/test_generators.py",
-    *("compiled inference", "compiled training", "compiled inference again"),
+    *("compiled inference", "compiled training", "compiled inference again", "compiled triton"),
     # A pool of gloo ranks each, whose processes have loaded torch.
     *("ranks 0", "ranks 1"),
     # One behind the other in each worker: they share what their diagnoses start.

@@ -42,7 +42,7 @@ def make_kernel(fault=""):
             elif fault == "density_squared_scale":
                 slope = below + wide * density * math.sqrt(2)
             else:
-                slope = below + torch.where(density == 0, 0.0, wide * density)
+                slope = below + wide * density
             return (grad.float() * slope).to(x.dtype)
 
     return Gelu.apply

@@ -38,7 +38,7 @@ from hashbench.extensions.compiled.advice import LEFT_OUT, advice_for
 from hashbench.extensions.compiled.cause import CompiledCase, explain, of_facts, undeclared
 from hashbench.extensions.compiled.compilations import Compiled, compiled_again, in_fresh_process, program_of
 from hashbench.extensions.compiled.compiled_kernels import ListedKernel
-from hashbench.extensions.compiled.facts import CompiledFacts, FurtherCompilations
+from hashbench.extensions.compiled.facts import NOT_SEEN, CompiledFacts, FurtherCompilations
 from hashbench.extensions.compiled.judge import KernelJudge, KernelJudgement
 from hashbench.extensions.compiled.kernel_list import KernelList
 from hashbench.extensions.compiled.observed import KernelWatcher
@@ -348,8 +348,8 @@ def _unseen(graphs: Mapping[str, CompiledGraph], found: Judged | None) -> str:
     unseen = [path for path in graphs if found is None or path not in found.shown]
     why = why_hidden(unseen) if unseen else ""
     if found is None and graphs:
-        return f"kernels are not seen{f': {why}' if why else ''}"
-    return f"the kernels of {count(len(unseen), 'graph')} are not seen: {why}" if why else ""
+        return f"kernels {NOT_SEEN}{f': {why}' if why else ''}"
+    return f"the kernels of {count(len(unseen), 'graph')} {NOT_SEEN}: {why}" if why else ""
 
 
 def _seen(found: Judged) -> dict[str, Any]:

@@ -38,6 +38,9 @@ class FurtherCompilations:
 
 NOT_COMPARED = "not compared"
 
+NOT_SEEN = "are not seen"
+"""In what a row's ``detail`` says of kernels whose calls no Python sees."""
+
 _NAMED = re.compile(rf"(?:^|(?<=; ))({'|'.join(re.escape(variety.name) for variety in VARIETIES)}): ")
 
 

@@ -10,7 +10,7 @@ from hashbench.core.extensions import RowWords
 from hashbench.core.records import Row
 from hashbench.core.text import count, duration, one_line, percent
 from hashbench.extensions.compiled.experiments import COMPILATION
-from hashbench.extensions.compiled.facts import CompiledFacts, FurtherCompilations
+from hashbench.extensions.compiled.facts import NOT_SEEN, CompiledFacts, FurtherCompilations
 
 SUSPICIOUS = 16.0
 """Times what rounding explains, above which a kernel of a passing row is reported: ``compiled.rounding.LIMIT``."""
@@ -161,6 +161,8 @@ class CompiledWords(RowWords):
             yield one_line(f"suspicious{f' at {found}' if found else ''}: {text}")
         elif facts.reference:
             yield one_line(facts.reference)
+        if NOT_SEEN in row.detail:
+            yield one_line(row.detail)
         if lacking := str(FurtherCompilations.parse(facts.compilations).not_compared):
             yield one_line(f"compilations: {lacking}")
 

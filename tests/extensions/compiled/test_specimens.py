@@ -26,7 +26,17 @@ from hashbench.core.suites import registry
 from hashbench.core.suites.csv_file import data_folder
 from hashbench.core.suites.python_suites import import_file
 from hashbench.extensions.compiled.varieties import VARIETIES
-from tests.extensions.compiled.truths import DECOYS, PLANTED, TRUTHS, TWINS, Truth
+from tests.extensions.compiled.truths import (
+    DECOYS,
+    PLANTED,
+    TRITON_DECOYS,
+    TRITON_PLANTED,
+    TRITON_TRUTHS,
+    TRITON_TWINS,
+    TRUTHS,
+    TWINS,
+    Truth,
+)
 from tests.flat_rows import flat
 
 SPECS = {spec.name: spec for spec in registry.catalog("compiled")}
@@ -46,6 +56,8 @@ WITHOUT_STAGE = ("lowering", "codegen", "memory_planning", "runtime")
 """Stages behind which a kernel is wrong, and not its graph."""
 WORDS_OF_TORCH = ("atomic_add",)
 """Specimens that are called as something of Inductor's: a mode of stores."""
+ALL_TRUTHS = {**TRUTHS, **TRITON_TRUTHS}
+ALL_PLANTED = (*PLANTED, *TRITON_PLANTED)
 
 
 def models_in(path: Path) -> list[str]:
@@ -59,16 +71,17 @@ def models_in(path: Path) -> list[str]:
 
 def test_list_files_and_truths_name_the_same_models_each_once() -> None:
     in_files = sorted(name for path in FILES for name in models_in(path))
-    assert in_files == sorted(SPECS) == sorted(TRUTHS)
+    assert in_files == sorted(SPECS) == sorted(ALL_TRUTHS)
     assert len(TRUTHS) == len(PLANTED) + len(TWINS) + len(DECOYS)
+    assert len(TRITON_TRUTHS) == len(TRITON_PLANTED) + len(TRITON_TWINS) + len(TRITON_DECOYS)
 
 
-@pytest.mark.parametrize("truth", TRUTHS.values(), ids=list(TRUTHS))
+@pytest.mark.parametrize("truth", ALL_TRUTHS.values(), ids=list(ALL_TRUTHS))
 def test_a_model_runs_in_the_mode_of_its_truth(truth: Truth) -> None:
     assert getattr(SPECS[truth.name], f"skip_{truth.mode}") == ""
 
 
-@pytest.mark.parametrize("truth", PLANTED, ids=[truth.name for truth in PLANTED])
+@pytest.mark.parametrize("truth", ALL_PLANTED, ids=[truth.name for truth in ALL_PLANTED])
 def test_what_is_planted_is_said_in_the_words_of_rows(truth: Truth) -> None:
     assert truth.stage in STAGES
     assert truth.phase in ("forward", "backward")
@@ -85,7 +98,7 @@ def test_every_stage_has_a_specimen(stage: str) -> None:
 
 
 def test_neither_twins_nor_decoys_are_blamed() -> None:
-    assert [truth.name for truth in (*TWINS, *DECOYS) if truth.is_blamed] == []
+    assert [truth.name for truth in ALL_TRUTHS.values() if truth.is_blamed and truth not in ALL_PLANTED] == []
 
 
 def test_hashbench_knows_no_specimen_by_name() -> None:
@@ -108,11 +121,11 @@ def planting() -> Any:
 
 
 def build(name: str) -> None:
-    registry.load(SPECS[name], mode=TRUTHS[name].mode)
+    registry.load(SPECS[name], mode=ALL_TRUTHS[name].mode)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TRUTHS if f"{name}_twin" in TRUTHS])
+@pytest.mark.parametrize("name", [name for name in ALL_TRUTHS if f"{name}_twin" in ALL_TRUTHS])
 def test_what_is_planted_is_undone_by_the_next_model(name: str, planting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     changed: list[tuple[Any, str, Any]] = []
 

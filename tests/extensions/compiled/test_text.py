@@ -114,6 +114,11 @@ def test_a_stage_without_kernels_blames_the_op() -> None:
             ["compilations: max_autotune: not compared (no time)"],
             id="a compilation that was not compared",
         ),
+        pytest.param(
+            changed(PASSES, detail="kernels are not seen: CUDA graphs replay their launches (triton.cudagraphs)"),
+            ["kernels are not seen: CUDA graphs replay their launches (triton.cudagraphs)"],
+            id="kernels whose calls are hidden",
+        ),
         pytest.param(changed(WRONG, reference="eager mode is farther"), [], id="said in why"),
     ],
 )

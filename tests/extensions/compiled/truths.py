@@ -189,3 +189,55 @@ DECOYS = (
 backend ``eager`` is apart and the three others are not: the stage is where a ladder is apart *from there on*."""
 
 TRUTHS = {truth.name: truth for truth in (*PLANTED, *TWINS, *DECOYS)}
+
+
+# ---------------------------------------------------------------------------------------------------- Triton code
+
+
+def wrong_triton(name: str, op: str, kernel: str, **others: Any) -> Truth:
+    """Return the truth of a mistake in Triton code, which Torch's tolerance may accept."""
+    pattern = rf"triton_{kernel}"
+    facts = {"accuracy": ROUNDING, "stage": "codegen", "phase": "forward", "semantic": True, **others}
+    return Truth(f"triton_{name}", op=op, kernel=pattern, **facts)
+
+
+TRITON_PLANTED = (
+    wrong_triton("gelu_constant", "aten.gelu.default", r"poi_fused_\w*gelu\w*"),
+    wrong_triton("tanh", "aten.tanh.default", r"poi_fused_\w*tanh\w*"),
+    wrong_triton("narrow_sigmoid", "aten.sigmoid.default", r"poi_fused_\w*sigmoid\w*"),
+    wrong_triton("epsilon", "aten.native_layer_norm.default", r"per_fused_\w*layer_norm\w*"),
+    wrong_triton("floor_division", "aten.div.Tensor_mode", r"poi_fused_\w*div\w*"),
+    wrong_triton("signed_bytes", "aten._to_copy.default", r"poi_fused_\w*_to_copy\w*"),
+    wrong_triton("nan_lost", "aten.maximum.default", r"poi_fused_\w*maximum\w*"),
+    wrong_triton("store_mask", "aten.relu.default", r"poi_fused_\w*relu\w*"),
+    wrong_triton("rsqrt", "aten.rsqrt.default", r"per_fused_\w*rsqrt\w*"),
+    wrong_triton("masked_maximum", "aten.amax.default", r"per_fused_\w*amax\w*"),
+    wrong_triton("sum_tail", "aten.sum.dim_IntList", r"red_fused_\w*sum\w*"),
+    wrong_triton("welford_count", "aten.var.correction", r"red_fused_\w*var\w*"),
+    wrong_triton("argmax_ties", "aten.argmax.default", r"per_fused_\w*argmax\w*"),
+    wrong_triton("scan_carry", "aten.cumsum.default", r"red_fused_\w*cumsum\w*"),
+    wrong_triton("softmax_overflow", "aten._softmax.default", r"per_fused_\w*softmax\w*"),
+    wrong_triton("bias_gradient", "aten.sum.dim_IntList", r"per_fused_\w*sum\w*", mode="training", phase="backward"),
+    wrong_triton("gather", "aten.embedding.default", r"poi_fused_\w*embedding\w*"),
+    wrong_triton("atomic_store", "aten.index_add.default", r"poi_fused_\w*index_add\w*"),
+    wrong_triton("transpose", "aten.add.Tensor", r"poi_fused_\w*add\w*"),
+    wrong_triton("cat_border", "aten.cat.default", r"poi_fused_\w*cat\w*"),
+)
+"""Those with a fault in Triton code: ``--as cuda:90`` makes and interprets it without a GPU."""
+
+TRITON_TWINS = tuple(Truth(f"{truth.name}_twin", truth.mode) for truth in TRITON_PLANTED)
+
+TRITON_DECOYS = (
+    Truth("triton_long_sums"),
+    Truth("triton_bfloat16", accuracy=ROUNDING),
+    Truth("triton_batch_statistics", "training"),
+    Truth("triton_online_softmax"),
+    Truth("triton_cancellation", accuracy=ROUNDING),
+    Truth("triton_dropout", "training"),
+    Truth("triton_near_ties", accuracy=ROUNDING),
+    Truth("triton_updates"),
+    Truth("triton_empty"),
+    Truth("triton_integers"),
+)
+
+TRITON_TRUTHS = {truth.name: truth for truth in (*TRITON_PLANTED, *TRITON_TWINS, *TRITON_DECOYS)}
