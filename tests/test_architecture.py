@@ -45,7 +45,11 @@ PACKAGES: tuple[tuple[str, str], ...] = (
         "threads",
     ),
     ("core.divergence", ""),
-    ("core.run", "distance leaves outcome outputs recorder rng rounding settings wide workload"),
+    (
+        "core.run",
+        "distance leaves outcome outputs recorder rng rounding rounding_judge rounding_noise "
+        "rounding_reference settings wide workload",
+    ),
     ("core.results", ""),
     ("core.diagnose.causes", ""),
     ("core.diagnose.calls", "call capture live ops"),

@@ -1,5 +1,8 @@
 """The error of a result in units of what rounding explains. Pure: tensors in, numbers out.
 
+Two judges use it: :func:`measure` for buffers of compiled graphs, and
+:mod:`~hashbench.core.run.rounding_judge` for kernels and their references.
+
 The unit of an element is the largest of three randomly rounded float64 evaluations' differences to float64 and of the
 error that eager mode's own op makes, plus ``u |x|`` and the root mean square of those differences over the tensor
 (``u``: unit roundoff of the dtype). References are asked for one after the other, and only as long as the ratio is not
@@ -27,6 +30,9 @@ SAMPLES = 3
 
 MOST_FLIPS = 16
 """Evaluations with rounding :data:`LIMIT` times as large, for steps that flip (``round``, ``argmax``, a comparison)."""
+
+STILL = 4.0
+"""Part of a rounding that is allowed where all values are exact: two results one place apart are then 8 units apart."""
 
 _PLAIN = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 """Dtypes that numbers are compared in."""
@@ -89,44 +95,63 @@ def units_apart(value: torch.Tensor, own: torch.Tensor) -> float:
 
 
 def _measure_rounded(value: torch.Tensor, references: References) -> MeasuredError:
-    units = _Units(value, references.own, references.exact())
+    units = Units(value, references.own, references.exact())
+    units.count_own()
     for seed in range(SAMPLES):
         if units.ratio <= NEAR:
             break
         units.add(references.rounded(seed, 1.0))
     if units.ratio > LIMIT:
-        for seed in range(MOST_FLIPS):
-            left = units.beyond
-            units.add_flips(references.rounded(SAMPLES + seed, LIMIT))
-            if not units.beyond or (seed % 4 == 3 and units.beyond == left):
-                break
+        units.look_for_flips(references.rounded)
     return MeasuredError(units.ratio, units.own_ratio, units.relative)
 
 
 def _measure_discrete(value: torch.Tensor, references: References) -> MeasuredError:
     """Compare integers or bools: equal to eager mode's, or to what rounding of the floats before them gives."""
+    return MeasuredError(discrete_ratio(value, references)[0])
+
+
+def discrete_ratio(value: torch.Tensor, references: References) -> tuple[float, torch.Tensor]:
+    """Compare integers or bools with what some rounding of the floats before them gives.
+
+    Returns:
+        0 if equal to eager mode's, 1 if explained by rounding, :data:`LIMIT` if by larger rounding, else infinite; and
+        where nothing explains them, as bools of the same shape.
+    """
     different = value != references.own
     if not bool(different.any()):
-        return MeasuredError(0.0)
+        return 0.0, different
     different &= value != references.exact()
     for seed in range(SAMPLES):
         different &= value != references.rounded(seed, 1.0)
     if not bool(different.any()):
-        return MeasuredError(1.0)
+        return 1.0, different
     for seed in range(MOST_FLIPS):
         left = int(different.sum())
         different &= value != references.rounded(SAMPLES + seed, LIMIT)
         if not bool(different.any()):
-            return MeasuredError(LIMIT)
+            return LIMIT, different
         if seed % 4 == 3 and int(different.sum()) == left:
             break
-    return MeasuredError(math.inf)
+    return math.inf, different
 
 
-class _Units:
-    """Error and unit of each element of a floating or complex result."""
+class Units:
+    """Error and unit of each element of a floating or complex result.
 
-    def __init__(self, value: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
+    The unit grows by what is taken in: eager mode's own error, and samples of random rounding.
+
+    Args:
+        value: the result.
+        own: eager mode's value; here it only says which NaN and infinities are right.
+        exact: in float64.
+        dtype: whose roundoff counts; ``None``: that of ``own``.
+    """
+
+    def __init__(
+        self, value: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        dtype = dtype or own.dtype
         self._value, own_value, exact_value = wide(value), wide(own), wide(exact)
         self._finite = all(_all_finite(item) for item in (self._value, own_value, exact_value))
         self._reference = exact_value
@@ -134,26 +159,31 @@ class _Units:
             self._known = exact_value.isfinite() | ~own_value.isfinite()
             self._reference = torch.where(self._known, exact_value, own_value)
         # Twice in float64: the reference is rounded like the result.
-        unit = unit_roundoff(own.dtype) * (2 if own.dtype in (torch.float64, torch.complex128) else 1)
-        self._floor = self._reference.abs().mul_(unit).add_(_least(own.dtype))
+        unit = unit_roundoff(dtype) * (2 if dtype in (torch.float64, torch.complex128) else 1)
+        self.least = _least(dtype)
+        """What may be lost of numbers near zero."""
+        self._floor = self._reference.abs().mul_(unit).add_(self.least)
         self._error = _difference(self._value, self._reference)
-        self._largest = self._own = _difference(own_value, self._reference)
-        self._rms = _root_mean_square(self._own)
+        self._own = _difference(own_value, self._reference)
+        self._largest: torch.Tensor | None = None
+        self._rms = 0.0
         self._flipped: torch.Tensor | None = None
         if not self._finite:
             self._explain(own_value)
-            self._explain(wide(exact_value.to(own.dtype)))  # float64 has a larger range
-        self._measure()
+            self._explain(wide(exact_value.to(dtype)))  # float64 has a larger range
+        self._ratio: float | None = None
+        self._tight = False
+
+    def count_own(self) -> None:
+        """Take in the error that eager mode makes."""
+        self._grow(self._own)
 
     def add(self, sample: torch.Tensor) -> None:
         """Take in a value with random rounding by one unit."""
         moved = wide(sample)
-        difference = self._moved(moved)
-        self._largest = torch.maximum(self._largest, difference)
-        self._rms = max(self._rms, _root_mean_square(difference))
+        self._grow(self._moved(moved))
         if not self._finite:
             self._explain(moved)
-        self._measure()
 
     def add_flips(self, sample: torch.Tensor) -> None:
         """Take in a value with random rounding by :data:`LIMIT` units."""
@@ -162,7 +192,24 @@ class _Units:
         explained = (self._moved(moved) + self._floor).add_(self._rms)
         flipped |= (self._error <= explained) & self._error.isfinite()
         self._flipped = flipped if self._flipped is None else self._flipped | flipped
-        self._measure()
+        self._ratio = None
+
+    def tighten(self, tight: bool) -> None:
+        """Allow, or no longer, only a part (:data:`STILL`) of a rounding where no sample moves: nothing is rounded."""
+        self._tight, self._ratio = tight, None
+
+    def look_for_flips(self, rounded: Callable[[int, float], torch.Tensor]) -> None:
+        """Take in larger roundings until they explain all elements, or no more of them."""
+        for seed in range(MOST_FLIPS):
+            left = self.beyond
+            self.add_flips(rounded(SAMPLES + seed, LIMIT))
+            if not self.beyond or (seed % 4 == 3 and self.beyond == left):
+                break
+
+    def _grow(self, difference: torch.Tensor) -> None:
+        self._largest = difference if self._largest is None else torch.maximum(self._largest, difference)
+        self._rms = max(self._rms, _root_mean_square(difference))
+        self._ratio = None
 
     def _moved(self, sample: torch.Tensor) -> torch.Tensor:
         """Return how far random rounding moved the reference."""
@@ -172,28 +219,66 @@ class _Units:
     def _explain(self, other: torch.Tensor) -> None:
         """Take NaN and infinities for right where ``other`` has the same."""
         self._error = torch.where(~self._value.isfinite() & _same(self._value, other), 0.0, self._error)
+        self._ratio = None
 
-    def _measure(self) -> None:
-        ratios = _quotient(self._error, self._allowed())
-        if self._flipped is not None:
-            ratios = torch.where(self._flipped, ratios.clamp(max=LIMIT), ratios)
-        self.ratio = float(ratios.max())
-        self.beyond = int((ratios > LIMIT).sum()) if self.ratio > LIMIT else 0
+    def ratios(self) -> torch.Tensor:
+        """Return the error of each element in its unit, in float64."""
+        ratios = _quotient(self._error, self.allowed())
+        return ratios if self._flipped is None else torch.where(self._flipped, ratios.clamp(max=LIMIT), ratios)
 
-    def _allowed(self) -> torch.Tensor:
-        return (self._largest + self._floor).add_(self._rms)
+    @property
+    def ratio(self) -> float:
+        """Largest error of an element in its unit."""
+        if self._ratio is None:
+            self._ratio = float(self.ratios().max())
+        return self._ratio
+
+    @property
+    def beyond(self) -> int:
+        """Number of elements beyond :data:`LIMIT`."""
+        return int((self.ratios() > LIMIT).sum()) if self.ratio > LIMIT else 0
+
+    def allowed(self) -> torch.Tensor:
+        """Return the unit of each element, in float64."""
+        if self._largest is None:
+            return self._floor
+        floor = torch.where(self._largest == 0, self._floor / STILL, self._floor) if self._tight else self._floor
+        return (self._largest + floor).add_(self._rms)
+
+    @property
+    def floor(self) -> torch.Tensor:
+        """One rounding of each element to the dtype, in float64."""
+        return self._floor
+
+    @property
+    def reference(self) -> torch.Tensor:
+        """What elements are compared with: float64's value; eager mode's where only that is finite."""
+        return self._reference
 
     @property
     def own_ratio(self) -> float:
-        ratios = _quotient(self._own, self._allowed())
+        """Largest error of eager mode's own result in the same units."""
+        ratios = _quotient(self._own, self.allowed())
         return float(ratios.max()) if self._finite else float(ratios[ratios.isfinite()].max())
 
     @property
+    def better(self) -> float | None:
+        """Root mean square error of eager mode's result over that of the value; ``None`` where one of them is 0."""
+        own, mine = _root_mean_square(self._own), _root_mean_square(self._error)
+        return own / mine if own and mine else None
+
+    @property
     def relative(self) -> float:
-        reference = self._reference.abs()
-        largest = float((reference if self._finite else torch.where(reference.isfinite(), reference, 0.0)).max())
+        """Largest error over the largest magnitude of the reference."""
+        largest = self.largest
         error = float(self._error.max())
         return error / largest if largest else (math.inf if error else 0.0)
+
+    @property
+    def largest(self) -> float:
+        """Largest finite magnitude of the reference."""
+        reference = self._reference.abs()
+        return float((reference if self._finite else torch.where(reference.isfinite(), reference, 0.0)).max())
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

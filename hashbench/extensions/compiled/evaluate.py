@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from hashbench.core.errors import named_line
 from hashbench.core.run.distance import unit_roundoff
+from hashbench.core.run.rounding_noise import RandomRounding, folded_terms
 from hashbench.core.trace.digest import untraced
 from hashbench.core.trace.op_schema import OpPlan, Pattern, plan_of
 
@@ -242,8 +243,8 @@ class _Evaluation:
         scale: float,
     ) -> None:
         self._module, self._recorded, self._operands = module, recorded, operands
-        self._precision, self._scale, self._seed = precision, scale, seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._precision, self._scale = precision, scale
+        self._noise = RandomRounding(seed)
         self._device = _device_of(recorded)
         self._values: dict[torch.fx.Node, Any] = {}
 
@@ -309,16 +310,7 @@ class _Evaluation:
         if not (own.dtype.is_floating_point or own.dtype.is_complex) or own.is_quantized:
             return value
         unit = min(unit_roundoff(own.dtype) * self._scale * math.sqrt(terms), 0.5)
-        if value.is_complex():
-            return torch.view_as_complex(self._noisy(torch.view_as_real(value.resolve_conj()), unit))
-        return self._noisy(value, unit)
-
-    def _noisy(self, value: torch.Tensor, unit: float) -> torch.Tensor:
-        generator = self._generators.get(value.device)
-        if generator is None:
-            generator = self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
-        signs = torch.randint(0, 2, value.shape, generator=generator, device=value.device, dtype=torch.int8)
-        return value * signs.to(value.dtype).mul_(2 * unit).add_(1 - unit)
+        return self._noise.moved(value, unit)
 
 
 def _device_of(recorded: Mapping[torch.fx.Node, Any]) -> torch.device:
@@ -328,20 +320,13 @@ def _device_of(recorded: Mapping[torch.fx.Node, Any]) -> torch.device:
 
 
 def terms_of(node: torch.fx.Node) -> int:
-    """Return how many elements a reduction (by torch's tag) folds into one; 1 for other ops and unknown sizes.
-
-    The rounding errors of n additions, one after the other, are a random walk: they grow with sqrt(n), see Higham and
-    Mary, "A new approach to probabilistic rounding error analysis" (2019).
-    """
-    if not _is_op(node) or getattr(torch.Tag, "reduction", None) not in node.target.tags:  # type: ignore[union-attr]
+    """Return how many elements a reduction folds into one; 1 for other nodes and unknown sizes."""
+    if not _is_op(node):
         return 1
     results = node.meta.get("val")
     result = results[0] if isinstance(results, (tuple, list)) else results
     operand = node.all_input_nodes[0].meta.get("val") if node.all_input_nodes else None
-    if not (isinstance(result, torch.Tensor) and isinstance(operand, torch.Tensor)):
-        return 1
-    sizes = (operand.numel(), result.numel())
-    return max(1, sizes[0] // sizes[1]) if all(type(size) is int and size for size in sizes) else 1
+    return folded_terms(node.target, operand, result)
 
 
 def function_of(node: torch.fx.Node) -> Callable[..., Any]:
