@@ -50,20 +50,20 @@ class _Aligned:
 class _Sample:
     """Some wrong and some right elements, by index; one of them stands for ``weight`` of its kind."""
 
-    def __init__(self, wrong: torch.Tensor) -> None:
+    def __init__(self, wrong: torch.Tensor, known: torch.Tensor | None) -> None:
         flat, total = wrong.flatten(), wrong.numel()
         number = int(torch.count_nonzero(flat))
         drawn = torch.arange(total)
         if total > 16 * _SAMPLE:
             drawn = torch.randint(total, (16 * _SAMPLE,), generator=torch.Generator().manual_seed(1337))
-        bad = flat[drawn]
-        sparse = number < total / 4 or total - number < total / 4
-        self.wrong = flat.nonzero()[:, 0] if sparse and number < total / 4 else drawn[bad]
-        self.right = (~flat).nonzero()[:, 0] if sparse and number > total / 4 else drawn[~bad]
+        right = ~flat if known is None else (known.flatten() & ~flat)
+        correct = total - number if known is None else int(torch.count_nonzero(right))
+        self.wrong = flat.nonzero()[:, 0] if number < total / 4 else drawn[flat[drawn]]
+        self.right = right.nonzero()[:, 0] if correct < total / 4 else drawn[right[drawn]]
         self.wrong, self.right = _thinned(self.wrong), _thinned(self.right)
         self.at = torch.unravel_index(torch.cat([self.wrong, self.right]), wrong.shape)
         self.number = len(self.wrong)
-        self.weights = number / max(len(self.wrong), 1), (total - number) / max(len(self.right), 1)
+        self.weights = number / max(len(self.wrong), 1), correct / max(len(self.right), 1)
         self.shape = tuple(wrong.shape)
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -93,17 +93,20 @@ def _thinned(indices: torch.Tensor) -> torch.Tensor:
     return indices[:: max(step, 1)]
 
 
-def conditions_on(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> list[Condition]:
+def conditions_on(
+    wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], known: torch.Tensor | None = None
+) -> list[Condition]:
     """Return the conditions that say most about which elements are wrong, a few, the best first.
 
     Args:
         wrong: bools, shape of the result, some True and some False.
         inputs: tensors by name, of any shape and dtype; those that fit the result in no way are left out.
+        known: bools, the elements that count; ``None``: all.
     """
     tensors = {name: tensor for name, tensor in [*inputs.items()][:_MOST_INPUTS] if _usable(tensor)}
     if not tensors:
         return []
-    sample = _Sample(wrong)
+    sample = _Sample(wrong, known)
     aligned = [fit for name, tensor in tensors.items() for fit in _fits(name, tensor, sample.shape)]
     indices = [
         _Aligned(
@@ -136,7 +139,12 @@ def _index_name(shape: tuple[int, ...], dim: int) -> str:
 
 
 def _fits(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> list[_Aligned]:
-    """Return the ways in which a tensor lies along the dimensions of a result, one by broadcasting if there is one."""
+    return [_Aligned(name, values) for values in fitting(tensor, shape)]
+
+
+def fitting(tensor: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return a tensor as it may lie along the dimensions of a result: by broadcasting, or because it has the sizes of
+    some of them; of shapes that broadcast to the result."""
     values = tensor.detach().resolve_conj().to("cpu")
     sizes = tuple(values.shape)
     if values.numel() == 1:
@@ -150,7 +158,7 @@ def _fits(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> list[_Alig
             if tuple(shape[dim] for dim in dims) == sizes:
                 wanted = tuple(size if dim in dims else 1 for dim, size in enumerate(shape))
                 found.setdefault(wanted, values.reshape(wanted))
-    return [_Aligned(name, fit) for fit in [*found.values()][:_EXTENTS]]
+    return [*found.values()][:_EXTENTS]
 
 
 # ---------------------------------------------------------------------------------------------------- of one input

@@ -14,15 +14,18 @@ import torch
 from hashbench.core.run.distance import integer_view, unit_roundoff
 from hashbench.core.text import percent
 from hashbench.core.trace.digest import dtype_name
+from hashbench.extensions.kernels.conditions import fitting
 from hashbench.extensions.kernels.displaced import displacement
 from hashbench.extensions.kernels.factors import factor_words
-from hashbench.extensions.kernels.lost import lost_carry, lost_elements
-from hashbench.extensions.kernels.misses import Direction, Judged, Misses, misses, number, rms
-from hashbench.extensions.kernels.slices import axis_of
+from hashbench.extensions.kernels.lines import factor_of_lines, lines_of
+from hashbench.extensions.kernels.lost import lost_by_index, lost_carry, lost_elements, lost_on_average
+from hashbench.extensions.kernels.misses import Direction, Judged, Misses, misses, number, rms, whole
 from hashbench.extensions.kernels.verdict import FaultKind
 
 Kind = tuple[FaultKind, str, str]
 """The kind, a clause with the measurement, and why it may be another."""
+
+_ONLY_MEAN = "no element is beyond rounding: only the mean of many shows it"
 
 _MOSTLY = 0.9
 """Share of the wrong elements that must be as a guess says where bits are compared."""
@@ -34,9 +37,6 @@ _APPROXIMATE = 0.03
 """Largest error over the largest magnitude of a result that is called an approximation."""
 
 _COARSE = (torch.float32, torch.float16, torch.bfloat16)
-
-_LEAST_ALONG = 8
-"""Wrong elements of a row from which on its own factor is looked for."""
 
 
 def kind_of(
@@ -61,7 +61,8 @@ def kind_of(
     """
     miss = misses(judged, got)
     if miss is None:
-        return _of_bias(judged.bias, got, judged.exact)
+        words = lost_on_average(whole(judged, got), inputs or {}) if judged.bias is not None else ""
+        return (FaultKind.LOST_ELEMENTS, words, _ONLY_MEAN) if words else _of_bias(judged.bias, got, judged.exact)
     for found in _guesses(miss, earlier, poison, inputs or {}):
         if found is not None:
             return found
@@ -84,7 +85,12 @@ def _guesses(
     yield _shifted(miss)
     if words := lost_carry(miss):
         yield FaultKind.LOST_ELEMENTS, words, ""
-    yield _by_line(miss)
+    yield _times_input(miss, inputs)
+    if words := lost_by_index(miss, inputs):
+        yield FaultKind.LOST_ELEMENTS, words, ""
+    if words := lost_on_average(miss, inputs):
+        yield FaultKind.LOST_ELEMENTS, words, ""
+    yield lines_of(miss, inputs)
     yield _lower_precision(miss)
     yield _smooth(miss, inputs)
     yield _rough(miss)
@@ -92,7 +98,7 @@ def _guesses(
 
 def _size(miss: Misses) -> str:
     """Return the size of the largest error, and what all errors have in common."""
-    error = (miss.value - miss.exact)[miss.finite]
+    error = miss.error[miss.finite]
     if not len(error):
         return ""
     largest = f"by up to {number(float(error.abs().max()))}"
@@ -146,7 +152,7 @@ def _unwritten(miss: Misses, poison: Sequence[int]) -> Kind | None:
         if share >= _MOSTLY:
             return FaultKind.UNWRITTEN, f"it has the {value} that memory was filled with", ""
         start = pattern.view(miss.got.dtype)[0].to(miss.value.dtype)
-        if miss.got.is_floating_point() and miss.fits(miss.value - miss.exact - start, miss.finite):
+        if miss.got.is_floating_point() and miss.fits(miss.error - start, miss.finite):
             words = f"the result and the {value} that memory was filled with are added up"
             return FaultKind.UNWRITTEN, words, ""
     return None
@@ -192,7 +198,7 @@ def _of_bias(bias: Direction | None, got: torch.Tensor, exact: torch.Tensor) -> 
     what, _, place = bias.direction.partition(" at ")
     at = f" at {place}" if place else ""
     size = f"{number(bias.units)} roundoffs in the mean, {number(bias.errors)} standard errors of rounding"
-    doubt = "no element is beyond rounding: only the mean of many shows it"
+    doubt = _ONLY_MEAN
     if what == "result":
         factor = factor_words(1 + bias.slope, abs(bias.slope) / bias.errors, got.shape)
         return FaultKind.SCALED, f"by {factor}{at} ({size})", doubt
@@ -206,21 +212,17 @@ def _of_bias(bias: Direction | None, got: torch.Tensor, exact: torch.Tensor) -> 
     return FaultKind.BEYOND_ROUNDING, f"{grows} by {number(abs(bias.slope))} of the magnitude{at} ({size})", doubt
 
 
-def _weights(miss: Misses, among: torch.Tensor) -> torch.Tensor:
-    """Return what the squares of errors are multiplied by: small where rounding is large; 0 outside of elements."""
-    unit = miss.unit + rms(miss.unit[among]) + 1e-300
-    return torch.where(among, unit.square().reciprocal(), 0.0)
-
-
 def _scaled(miss: Misses) -> Kind | None:
     among = miss.finite & (miss.exact != 0)
     if int(among.sum()) < 2:
         return None
-    value, exact, weights = miss.value[among], miss.exact[among], _weights(miss, among)[among]
+    value, exact, weights = miss.value[among], miss.exact[among], miss.weights(among)[among]
     squares = float((weights * exact.abs().square()).sum())
     factor = (weights * value * exact.conj()).sum() / squares
     if not miss.fits(miss.value - factor * miss.exact, miss.finite) or bool((exact == exact[0]).all()):
         return None
+    if better := factor_of_lines(miss, rms(miss.value[among] - factor * exact)):
+        return better
     if factor.is_complex():
         return FaultKind.SCALED, f"by {number(factor.item())}", ""
     error = math.sqrt(len(value) / squares)
@@ -232,58 +234,34 @@ def _shifted(miss: Misses) -> Kind | None:
     among = miss.finite
     if int(among.sum()) < 2:
         return None
-    weights = _weights(miss, among)[among]
-    shift = (weights * (miss.value - miss.exact)[among]).sum() / weights.sum()
-    if not miss.fits(miss.value - miss.exact - shift, among):
+    weights = miss.weights(among)[among]
+    shift = (weights * miss.error[among]).sum() / weights.sum()
+    if not miss.fits(miss.error - shift, among):
         return None
     return FaultKind.SHIFTED, f"by {number(shift.item())}", ""
 
 
-def _by_line(miss: Misses) -> Kind | None:
-    """Return a factor, or a constant, or both, of each row, column, or slice along a dimension."""
-    shape = tuple(miss.value.shape)
-    if len(shape) < 2 or miss.value.is_complex():
-        return None
-    for dim, size in enumerate(shape):
-        others = [other for other in range(len(shape)) if other != dim]
-        alone = [(others, f"each {axis_of(shape, dim).noun}")] if miss.value.numel() // size > 1 and size > 1 else []
-        if len(shape) > 2 and size > 1:
-            alone.append(([dim], f"each line along dimension {dim}"))
-        for dims, name in alone:
-            if found := _of_lines(miss, dims, name.replace("each dimension", "each slice of dimension")):
-                return found
-    return None
-
-
-def _of_lines(miss: Misses, dims: list[int], name: str) -> Kind | None:
+def _times_input(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
+    """Return the input that the error is a multiple of: one that should have been added, or was added twice."""
     among = miss.finite
-    number_of = among.sum(dims, keepdim=True)
-    if int((number_of >= _LEAST_ALONG).sum()) < 2:
+    if miss.value.is_complex() or int(among.sum()) < 8:
         return None
-    known = among & (number_of >= _LEAST_ALONG)
-    weights = _weights(miss, known)
-    value, exact = torch.where(known, miss.value, 0.0), torch.where(known, miss.exact, 0.0)
-    total = weights.sum(dims, keepdim=True).clamp_min(1e-300)
-    squares = (weights * exact.square()).sum(dims, keepdim=True).clamp_min(1e-300)
-    factor = (weights * value * exact).sum(dims, keepdim=True) / squares
-    has = number_of >= _LEAST_ALONG
-    if miss.fits(value - factor * exact, known):
-        low, high = (number(float(part)) for part in (factor[has].min(), factor[has].max()))
-        doubt = "a sum that a row divides by lacks elements, or has too many: it scales the row as well"
-        return FaultKind.SCALED, f"{name} by a factor of its own, {low} to {high}", doubt.replace("row", "line")
-    shift = (weights * (value - exact)).sum(dims, keepdim=True) / total
-    if miss.fits(value - exact - shift, known):
-        low, high = (number(float(part)) for part in (shift[has].min(), shift[has].max()))
-        return FaultKind.SHIFTED, f"{name} by a constant of its own, {low} to {high}", ""
-    mean = (weights * exact).sum(dims, keepdim=True) / total
-    centred = torch.where(known, exact - mean, 0.0)
-    slope = (weights * value * centred).sum(dims, keepdim=True) / (weights * centred.square()).sum(
-        dims, keepdim=True
-    ).clamp_min(1e-300)
-    offset = (weights * (value - slope * exact)).sum(dims, keepdim=True) / total
-    if miss.fits(value - slope * exact - offset, known):
-        words = f"{name} by a factor and a constant of its own, as if its mean or variance were off"
-        return FaultKind.SCALED, words, ""
+    weights, error = miss.weights(among)[among], miss.error[among]
+    for name, tensor in inputs.items():
+        if not tensor.is_floating_point() or tensor.numel() < 2:
+            continue
+        for values in fitting(tensor, tuple(miss.value.shape)):
+            along = values.double().broadcast_to(miss.value.shape)
+            there = along[among]
+            squares = (weights * there.square()).sum()
+            factor = float((weights * error * there).sum() / squares) if squares > 0 else 0.0
+            if not math.isfinite(factor) or not miss.fits(miss.error - factor * along, among):
+                continue
+            if abs(factor + 1) < 0.01:
+                return FaultKind.LOST_ELEMENTS, f"{name} is not added", ""
+            if abs(factor - 1) < 0.01:
+                return FaultKind.BEYOND_ROUNDING, f"{name} is added once too often", ""
+            return FaultKind.BEYOND_ROUNDING, f"the error is {number(factor)} times {name}", ""
     return None
 
 
@@ -313,7 +291,7 @@ def _lower_precision(miss: Misses) -> Kind | None:
 
 def _smooth(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
     """Return whether the error is a smooth function of an input, or of the result."""
-    error = miss.value - miss.exact
+    error = miss.error
     if error.is_complex() or not bool(error.isfinite().all()) or error.numel() < 128:
         return None
     same = {name: tensor for name, tensor in inputs.items() if tensor.shape == error.shape and not tensor.is_complex()}
@@ -336,7 +314,7 @@ def _rough(miss: Misses) -> Kind | None:
     if miss.got.dtype not in (torch.float32, torch.float64):
         return None
     among = miss.finite & (miss.exact != 0)
-    relative = ((miss.value - miss.exact) / miss.exact)[among]
+    relative = (miss.error / miss.exact)[among]
     if relative.is_complex() or len(relative) < 64 or float(miss.wrong.double().mean()) < 0.3:
         return None
     middle = float(relative.abs().median())

@@ -17,6 +17,12 @@ _MOST_TERMS = 1 << 21
 _FOUND = 0.95
 """Share of the wrong elements whose error the lost terms must be."""
 
+_EXPLAINED = 0.5
+"""Share of the squares of the errors that terms found by regression must explain."""
+
+_CHANCE = 1e-3
+"""Probability with which a term may be the error of a single element by chance."""
+
 _BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 _MOST_JUMPS = 0.35
@@ -42,16 +48,73 @@ def lost_elements(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
     at = miss.finite.nonzero()
     if not len(at) or miss.value.is_complex():
         return ""
-    numbers = {name: tensor.detach().to("cpu") for name, tensor in inputs.items() if _is_number(tensor)}
-    for made in _sums(miss, numbers, at):
+    for made in _sums(miss, _numbers(inputs), at):
         found = _lost_of(miss, at, made)
         if found:
             return found
     return ""
 
 
+def _numbers(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to("cpu") for name, tensor in inputs.items() if _is_number(tensor)}
+
+
 def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_quantized and tensor.dim() > 0
+
+
+def lost_on_average(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
+    """Return the same where rounding hides it in each element: what is lost is told by regression on all of them."""
+    at = miss.finite.nonzero()
+    if len(at) < 16 or miss.value.is_complex():
+        return ""
+    for made in _sums(miss, _numbers(inputs), at):
+        if found := _regressed(miss, at, made):
+            return found
+    return ""
+
+
+def _regressed(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
+    count, length = made.terms.shape
+    index = _chosen(at, length)
+    error, unit = miss.error[index].reshape(-1), miss.unit[index].reshape(-1)
+    weight = 1 / (unit.square() + unit.square().mean() + 1e-300)
+    total = float((weight * error.square()).sum())
+    best = (0.0, "")
+    for sums, places in _groups(made.terms):
+        squares = (weight[:, None] * sums.square()).sum(0).clamp_min(1e-300)
+        slope = (weight * error) @ sums / squares
+        gain = slope.square() * squares  # what it explains of the sum of squares
+        spread = ((total - gain).clamp_min(0) / count / squares).sqrt()
+        for sign, verb in ((-1.0, "lacks"), (1.0, "counts twice")):
+            alike = ((slope - sign).abs() <= 0.15 + 3 * spread) & (spread < 0.12)
+            if places.block == 1 and int(alike.sum()) > 1:
+                if found := _several(error, sums, weight, alike, sign, total):
+                    best = max(best, (found[0], f"{made.words} {verb} {_named(found[1], length)}"))
+            elif bool(alike.any()):
+                group = int(torch.where(alike, gain, 0.0).argmax())
+                if len(places(group)) < length:
+                    best = max(best, (float(gain[group]), f"{made.words} {verb} {_named(places(group), length)}"))
+    return best[1] if best[0] > _EXPLAINED * total else ""
+
+
+def _several(
+    error: torch.Tensor, terms: torch.Tensor, weight: torch.Tensor, alike: torch.Tensor, sign: float, total: float
+) -> tuple[float, Indices] | None:
+    """Return what several terms explain together, and which they are; ``None`` if they are not lost together."""
+    places = alike.nonzero()[:, 0]
+    if 4 * len(places) > len(error) or 2 * len(places) > len(alike):
+        return None
+    root = weight.sqrt()
+    slopes = torch.linalg.lstsq(terms[:, places] * root[:, None], (error * root)[:, None]).solution[:, 0]
+    if bool(((slopes - sign).abs() > 0.25).any()):
+        return None
+    left = error - sign * terms[:, places].sum(1)
+    return total - float((weight * left.square()).sum()), places.numpy()
+
+
+def _named(places: Indices, length: int) -> str:
+    return words_for(places, Axis(length, "element")).text
 
 
 def _chosen(at: torch.Tensor, length: int) -> Index:
@@ -96,19 +159,21 @@ def _products(
 def _lost_of(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
     length = made.terms.shape[1]
     index = _chosen(at, length)
-    error, unit = ((miss.value - miss.exact)[index].reshape(-1), miss.unit[index].reshape(-1))
+    error, unit = (miss.error[index].reshape(-1), miss.unit[index].reshape(-1))
     for sign, verb in ((-1.0, "lacks"), (1.0, "counts twice")):
         wanted = sign * error
         for terms, places in _groups(made.terms):
             agree = (wanted[:, None] - terms).abs() <= NEAR * unit[:, None]
             share = agree.double().mean(0)
             best = int(share.argmax())
+            if len(error) == 1 and len(share) * NEAR * float(unit) > _CHANCE * float(terms.std()):
+                continue  # of so many terms one fits by chance
             # One group, or neighbours of it that add nothing, and not many by chance.
             if share[best] >= _FOUND and int((share >= _FOUND).sum()) <= max(len(share) // 16, 1):
                 inside = places(best)
                 if len(inside) == length:
                     continue
-                return f"{made.words} {verb} {words_for(inside, Axis(length, 'element')).text}"
+                return f"{made.words} {verb} {_named(inside, length)}"
     return ""
 
 
@@ -149,7 +214,7 @@ def lost_carry(miss: Misses) -> str:
     should have carried across them is lost, or counted twice. Empty if it is not so."""
     if miss.value.is_complex() or not bool((miss.value.isfinite() & miss.exact.isfinite()).all()):
         return ""
-    error = miss.value - miss.exact
+    error = miss.error
     for dim, size in enumerate(error.shape):
         if size < 8:
             continue
@@ -159,7 +224,12 @@ def lost_carry(miss: Misses) -> str:
         across = jumps.movedim(dim, 0).reshape(size - 1, -1).double().mean(1)
         places = (across > 0.5).nonzero()[:, 0] + 1
         quiet = across <= 0.02
-        if not len(places) or len(places) > _MOST_JUMPS * size or int((~quiet).sum()) != len(places):
+        if (
+            not len(places)
+            or 2 * len(places) > size - int(places[0])
+            or len(places) > _MOST_JUMPS * size
+            or int((~quiet).sum()) != len(places)
+        ):
             continue
         if len(places) == 1 and bool(miss.wrong.movedim(dim, 0)[: int(places[0])].any()):
             continue
@@ -179,3 +249,55 @@ def _starts_right(miss: Misses, dim: int, place: int) -> bool:
     """Return whether nothing is wrong before the first jump, and nearly all is behind it."""
     wrong = miss.wrong.movedim(dim, 0)
     return not bool(wrong[:place].any()) and float(wrong[place:].double().mean()) > 0.5
+
+
+# ------------------------------------------------------------------------------------------ sums of rows by an index
+
+_ROWS = 16
+"""Wrong rows whose terms are looked at."""
+
+_TERMS = 16
+"""Largest number of terms of a row that are looked at."""
+
+
+def lost_by_index(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
+    """Return which rows are lost that an index adds up, as in the backward of an embedding: ``row 5 lacks input 0 at
+    17``; or are added though they should not be, or twice. Empty if the errors of rows are not made of such terms."""
+    if miss.value.dim() != 2 or miss.value.is_complex():
+        return ""
+    size, width = miss.value.shape
+    numbers = _numbers(inputs)
+    indices = {name: t.flatten() for name, t in numbers.items() if not t.is_floating_point() and t.dtype != torch.bool}
+    values = {
+        name: t.reshape(-1, width).double()
+        for name, t in numbers.items()
+        if t.is_floating_point() and t.shape[-1] == width
+    }
+    rows = (miss.finite.double().mean(1) > 0).nonzero()[:, 0][:_ROWS].tolist()
+    for index_name, index in indices.items():
+        for name, terms in values.items():
+            if len(terms) != len(index) or not len(index) or int(index.max()) >= size:
+                continue
+            found = [(row, _added(miss, row, terms, index)) for row in rows]
+            told = [(row, sign, places) for row, (sign, places) in found if sign]
+            if len(told) >= 0.8 * len(found) and len({sign for _, sign, _ in told}) == 1:
+                row, sign, places = told[0]
+                verb = "lacks" if sign < 0 else "has once too often"
+                which = ", ".join(map(str, places[:4]))
+                return f"row {row} {verb} {name} at {which}, where {index_name} names it"
+    return ""
+
+
+def _added(miss: Misses, row: int, terms: torch.Tensor, index: torch.Tensor) -> tuple[int, list[int]]:
+    """Return -1 and the terms that a row lacks, or 1 and those that it has too often; 0 if its error is not of them."""
+    places = (index == row).nonzero()[:, 0]
+    among = miss.value[row].isfinite() & miss.exact[row].isfinite()
+    if not len(places) or len(places) > _TERMS or int(among.sum()) < len(places) + 4:
+        return 0, []
+    error, unit = miss.error[row][among], miss.unit[row][among]
+    slopes = torch.linalg.lstsq(terms[places][:, among].T, error[:, None]).solution[:, 0].round()
+    left = (error - slopes @ terms[places][:, among]).abs()
+    if not bool(slopes.any()) or float((left <= 2 * NEAR * unit).double().mean()) < 0.9:
+        return 0, []
+    signs = {int(slope) for slope in slopes.tolist() if slope}
+    return (signs.pop(), places[slopes != 0].tolist()) if signs in ({-1}, {1}) else (0, [])

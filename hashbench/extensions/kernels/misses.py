@@ -60,6 +60,8 @@ class Misses:
         value: the same in float64 or complex128.
         exact: the reference, in the same.
         wrong: bools, the elements that are wrong.
+        suspect: bools, those and the ones that rounding explains with difficulty: what explains the wrong ones must
+            explain them as well.
         unit: what rounding explains of each element, float64; next to nothing of integers.
     """
 
@@ -67,12 +69,28 @@ class Misses:
     value: torch.Tensor
     exact: torch.Tensor
     wrong: torch.Tensor
+    suspect: torch.Tensor
     unit: torch.Tensor
 
     @property
     def finite(self) -> torch.Tensor:
-        """The wrong elements that are finite on both sides, and whose errors are."""
-        return self.wrong & self.value.isfinite() & self.exact.isfinite()
+        """The suspect elements that are finite on both sides."""
+        return self.suspect & self.value.isfinite() & self.exact.isfinite()
+
+    @property
+    def _roundoff(self) -> float:
+        floating = self.got.is_floating_point() or self.got.is_complex()
+        return unit_roundoff(self.got.dtype) if floating else _NOTHING
+
+    @property
+    def error(self) -> torch.Tensor:
+        """Result less reference."""
+        return self.value - self.exact
+
+    def weights(self, among: torch.Tensor) -> torch.Tensor:
+        """Return what the squares of errors are multiplied by: small where rounding is large; 0 outside of elements."""
+        unit = self.unit + rms(self.unit[among]) + 1e-300
+        return torch.where(among, unit.square().reciprocal(), 0.0)
 
     def fits(self, residual: torch.Tensor, among: torch.Tensor) -> bool:
         """Return whether rounding explains what an explanation leaves of the errors of elements.
@@ -81,20 +99,30 @@ class Misses:
             residual: what is left, of the result's shape.
             among: bools, the elements.
         """
-        left, error = residual[among].abs(), (self.value - self.exact)[among].abs()
+        left, error = residual[among].abs(), self.error[among].abs()
         if not len(left):
             return False
-        near = left <= NEAR * self.unit[among]
+        # A result that is too large was rounded at its own size.
+        rounded = self.value[among].abs() * self._roundoff
+        near = left <= NEAR * (self.unit[among] + rounded)
         rms, before = (float(part.square().mean().sqrt()) for part in (left[near], error))
         return float(near.double().mean()) >= _FITTED and rms <= _REDUCED * before
 
 
 def misses(judged: Judged, got: torch.Tensor) -> Misses | None:
     """Return the wrong elements of a judged result; ``None`` if no single element is wrong."""
-    got = got.detach().resolve_conj().resolve_neg()
-    wrong = judged.beyond
-    if not bool(wrong.any()):
+    if not bool(judged.beyond.any()):
         return None
+    return _misses(judged, got, judged.beyond | (judged.units > NEAR))
+
+
+def whole(judged: Judged, got: torch.Tensor) -> Misses:
+    """Return all elements of a judged result as suspect."""
+    return _misses(judged, got, torch.ones_like(judged.beyond))
+
+
+def _misses(judged: Judged, got: torch.Tensor, suspect: torch.Tensor) -> Misses:
+    got = got.detach().resolve_conj().resolve_neg()
     exact = wide(judged.exact)
     value = wide(got).to(exact.dtype)
     error = judged.error.abs()
@@ -104,7 +132,7 @@ def misses(judged: Judged, got: torch.Tensor) -> Misses | None:
         unit = torch.where(unit > 0, unit, exact.abs().nan_to_num(posinf=0.0) * unit_roundoff(got.dtype))
     else:
         unit = exact.abs().clamp_min(1.0) * _NOTHING
-    return Misses(got, value, exact, wrong, unit)
+    return Misses(got, value, exact, judged.beyond, suspect, unit)
 
 
 def number(value: complex) -> str:

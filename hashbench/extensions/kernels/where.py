@@ -17,6 +17,7 @@ import torch
 
 from hashbench.core.text import listed, spaced
 from hashbench.extensions.kernels.conditions import conditions_on
+from hashbench.extensions.kernels.misses import Judged
 from hashbench.extensions.kernels.slices import Words, axis_of, entropy, words_for
 
 LEAST_COVERED = 0.95
@@ -69,12 +70,32 @@ class _Candidate:
 class _Mask:
     """The wrong elements, and what is asked of them more than once."""
 
-    def __init__(self, wrong: torch.Tensor) -> None:
-        self.wrong = wrong.detach().to("cpu", torch.bool).contiguous()
+    def __init__(self, wrong: torch.Tensor, known: torch.Tensor | None = None) -> None:
+        self.wrong, self.known = wrong, known
         self.shape = tuple(wrong.shape)
-        self.total = wrong.numel()
+        self.total = wrong.numel() if known is None else int(torch.count_nonzero(known))
         self.number = int(torch.count_nonzero(self.wrong))
         self.information = entropy(self.number, self.total)
+
+    def right(self) -> _Mask:
+        """Return what is right in place of what is wrong."""
+        return _Mask(~self.wrong if self.known is None else self.known & ~self.wrong, self.known)
+
+    def part(self, dim: int, indices: torch.Tensor) -> _Mask:
+        """Return the part at some indices of a dimension."""
+        known = None if self.known is None else self.known.index_select(dim, indices)
+        return _Mask(self.wrong.index_select(dim, indices), known)
+
+    def along(self, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return for each index of a dimension the number of wrong elements and of all."""
+        others = [other for other in range(len(self.shape)) if other != dim]
+
+        def count(mask: torch.Tensor) -> torch.Tensor:
+            return mask.sum(others, dtype=torch.int32) if others else mask.to(torch.int32)
+
+        size = self.shape[dim]
+        every = torch.full((size,), self.total // size) if self.known is None else count(self.known)
+        return count(self.wrong), every
 
     def candidate(
         self, words: Words, mask: Callable[[], torch.Tensor], *, parts: int = 1, condition: bool = False
@@ -82,16 +103,19 @@ class _Mask:
         """Count how many elements a description has, and how many of them are wrong."""
         inside = mask().broadcast_to(self.wrong.shape)
         hits = torch.count_nonzero(inside & self.wrong)
+        inside = inside if self.known is None else inside & self.known
         return _Candidate(words, parts, float(torch.count_nonzero(inside)), float(hits), mask, condition)
 
 
-def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:
+def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], *, unsure: torch.Tensor | None = None) -> str:
     """Return the simplest true description of the elements that are wrong.
 
     Args:
         wrong: bools, shape of the result.
         inputs: tensors by their names in the text, of any shape. Those that broadcast to the result, or have the shape
             of some of its dimensions, are compared with it; integers also as indices into it.
+        unsure: bools, elements that may be either: errors that rounding may or may not explain. What is said holds for
+            the others. In a place that is wrong some errors are small by chance.
 
     Returns:
         ``rows 96 to 127``, ``the last 5 of dimension 1``, ``where input 0 < 0``, ``1 element in 1 024, the first
@@ -100,7 +124,11 @@ def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:
     Raises:
         ValueError: no element is wrong.
     """
-    mask = _Mask(wrong)
+    wrong = wrong.detach().to("cpu", torch.bool).contiguous()
+    if unsure is not None and bool(unsure.any()):
+        mask = _Mask(wrong, wrong | ~unsure.detach().to("cpu", torch.bool))
+    else:
+        mask = _Mask(wrong)
     if not mask.number:
         raise ValueError("no element is wrong: there is no place to describe")
     if mask.number == mask.total:
@@ -109,14 +137,14 @@ def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:
     places = [*_products(mask), *_unions(mask), *_in_memory(mask), *_diagonals(mask)]
     conditions = [
         mask.candidate(Words(found.words.text, _CHOICES * found.words.bits), found.mask, condition=True)
-        for found in conditions_on(mask.wrong, inputs)
+        for found in conditions_on(mask.wrong, inputs, mask.known)
     ]
     best = min([whole, *places, *conditions], key=lambda candidate: candidate.length(mask))
     helpful = [place for place in places if place.length(mask) < whole.length(mask)]
     helpful = sorted(helpful, key=lambda candidate: candidate.length(mask))[:1]
     both = [_both(mask, place, condition) for place in helpful for condition in conditions]
     best = min([best, *both], key=lambda candidate: candidate.length(mask))
-    return _told(mask, best)
+    return _told(mask, best, few=unsure is not None)
 
 
 def _both(mask: _Mask, place: _Candidate, condition: _Candidate) -> _Candidate:
@@ -125,32 +153,49 @@ def _both(mask: _Mask, place: _Candidate, condition: _Candidate) -> _Candidate:
     return mask.candidate(words, lambda: place.mask() & condition.mask(), parts=parts)
 
 
+def wrong_places(judged: Judged, inputs: Mapping[str, torch.Tensor]) -> str:
+    """Return where a judged result is wrong, as :func:`places_of`; empty also if no single element is.
+
+    Args:
+        judged: the result beside its reference.
+        inputs: by their names in the text.
+    """
+    if not bool(judged.beyond.any()):
+        return ""
+    return places_of(judged.beyond, inputs, unsure=(judged.units > 1) & ~judged.beyond)
+
+
 # ------------------------------------------------------------------------------------------------------------ words
 
 
-def _told(mask: _Mask, found: _Candidate) -> str:
+def _told(mask: _Mask, found: _Candidate, *, few: bool) -> str:
     if not found.parts or (mask.number == 1 and found.parts > 1 and not found.condition):
-        return _listed(mask)
+        return _listed(mask, few=few)
     share = found.hits / found.inside
     if share >= _NEARLY_ALL:
         return found.words.text
     return f"{_share(share)} {'' if found.condition else 'in '}{found.words.text}"
 
 
-def _listed(mask: _Mask) -> str:
-    """Return what is said of elements that nothing describes: all or most of them, those that are few, or a share."""
+def _listed(mask: _Mask, *, few: bool) -> str:
+    """Return what is said of elements that nothing describes: all or most of them, those that are few, or a share.
+
+    With ``few``, a few right ones among all that are wrong are chance.
+    """
     right = mask.total - mask.number
-    total = spaced(mask.total)
+    total = spaced(mask.wrong.numel())
     if mask.number == 1:
         return f"one element of {total}, {_first(mask.wrong)[0]}"
     if mask.number <= _MOST_LISTED:
         return f"{mask.number} elements of {total}: {', '.join(_first(mask.wrong))}"
-    if right <= _MOST_LISTED:
-        return f"all of {total} elements but {listed(_first(~mask.wrong))}"
     share = mask.number / mask.total
+    if few and share >= _ALL:
+        return ""
+    if right <= _MOST_LISTED:
+        return f"all of {total} elements but {listed(_first(mask.right().wrong))}"
     if share >= _ALL:
         return ""
-    if mask.total < 100:
+    if mask.wrong.numel() < 100:
         return f"{mask.number} of {total} elements, the first {_first(mask.wrong)[0]}"
     if share >= 0.5:
         return _share(share)
@@ -198,59 +243,56 @@ class _Cut:
 
 def _products(mask: _Mask) -> Iterator[_Candidate]:
     """Yield slices of one or several dimensions, those that fit best."""
-    cuts = _cuts(mask.wrong)
+    cuts = _cuts(mask)
     chosen = [tuple(cuts), *(tuple(cut for cut in cuts if cut is not left) for left in cuts), *((cut,) for cut in cuts)]
     yield from (_product(mask, cuts) for cuts in dict.fromkeys(chosen) if cuts)
 
 
-def _cuts(wrong: torch.Tensor) -> list[_Cut]:
+def _cuts(part: _Mask) -> list[_Cut]:
     """Cut the dimension that tells most, then the next one in what that leaves, until no cut saves more than it
     costs."""
     cuts: list[_Cut] = []
     while True:
-        part = _Mask(wrong)
-        tried = [dim for dim in range(wrong.ndim) if wrong.shape[dim] > 1 and all(cut.dim != dim for cut in cuts)]
+        tried = [dim for dim, size in enumerate(part.shape) if size > 1 and all(cut.dim != dim for cut in cuts)]
         found = [cut for dim in tried for cut in _cuts_of(part, dim)]
         length, cut = min(found, key=lambda pair: pair[0], default=(math.inf, None))
         if cut is None or length >= part.information:
             return sorted(cuts, key=lambda cut: cut.dim)
         cuts.append(cut)
-        wrong = wrong.index_select(cut.dim, cut.inside.nonzero()[:, 0])
+        part = part.part(cut.dim, cut.inside.nonzero()[:, 0])
 
 
 def _cuts_of(part: _Mask, dim: int) -> Iterator[tuple[float, _Cut]]:
     """Yield cuts of a dimension, with the bits of the message that uses it."""
-    size, across = part.shape[dim], part.total // part.shape[dim]
-    others = [other for other in range(len(part.shape)) if other != dim]
-    counts = part.wrong.sum(others, dtype=torch.int32) if others else part.wrong.to(torch.int32)
-    for inside in _levels(counts):
-        number = int(torch.count_nonzero(inside))
-        if number < size:
+    counts, sizes = part.along(dim)
+    for inside in _levels(counts, sizes):
+        if int(torch.count_nonzero(inside)) < part.shape[dim]:
             words = words_for(inside.nonzero()[:, 0].numpy(), axis_of(part.shape, dim))
             cut = _Cut(dim, inside, words)
-            hits = float(counts[inside].sum())
-            yield (
-                _Candidate(words, 1, number * across, hits, functools.partial(cut.mask, len(part.shape))).length(part),
-                cut,
-            )
+            hits, number = float(counts[inside].sum()), float(sizes[inside].sum())
+            yield _Candidate(words, 1, number, hits, functools.partial(cut.mask, len(part.shape))).length(part), cut
 
 
-def _levels(counts: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the indices whose counts stand out, those between the first and the last of them, and the same of all that
-    are not zero."""
-    for level in (int(counts.max()) // 4, 0):
-        inside = counts > level
+def _levels(counts: torch.Tensor, sizes: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the indices whose shares stand out, those between the first and the last of them, and the same of all that
+    are not zero. An index of which nothing is known goes with its neighbours."""
+    shares = counts / sizes.clamp_min(1)
+    for level in (float(shares.max()) / 4, 0.0):
+        inside = shares > level
         yield inside
         places = inside.nonzero()[:, 0]
         hull = torch.zeros_like(inside)
         hull[int(places[0]) : int(places[-1]) + 1] = True
         yield hull
+        empty = sizes == 0
+        if bool(empty.any()):
+            yield inside | (empty & hull)
 
 
 def _product(mask: _Mask, cuts: Sequence[_Cut]) -> _Candidate:
-    part = mask.wrong
+    part = mask
     for cut in cuts:
-        part = part.index_select(cut.dim, cut.inside.nonzero()[:, 0])
+        part = part.part(cut.dim, cut.inside.nonzero()[:, 0])
     text = (" in " if len(mask.shape) == 2 else ", ").join(cut.words.text for cut in cuts)
     words = Words(text, sum(cut.words.bits for cut in cuts))
     rank = len(mask.shape)
@@ -261,17 +303,18 @@ def _product(mask: _Mask, cuts: Sequence[_Cut]) -> _Candidate:
             found = found & cut.mask(rank)
         return found
 
-    return _Candidate(words, len(cuts), part.numel(), float(torch.count_nonzero(part)), inside)
+    return _Candidate(words, len(cuts), part.total, part.number, inside)
 
 
 def _unions(mask: _Mask) -> Iterator[_Candidate]:
     """Yield what is left out by slices of several dimensions: ``row 5, and column 7``, or ``all but`` a block."""
     if len(mask.shape) < 2:
         return
-    cuts = _cuts(~mask.wrong)
+    right = mask.right()
+    cuts = _cuts(right) if right.number else []
     if len(cuts) < 2:
         return
-    block = _product(_Mask(~mask.wrong), cuts)
+    block = _product(right, cuts)
     rest = [words_for((~cut.inside).nonzero()[:, 0].numpy(), axis_of(mask.shape, cut.dim)) for cut in cuts]
     union = Words(", and ".join(words.text for words in rest), sum(words.bits for words in rest))
     words = min(union, Words(f"all but {block.words.text}", block.words.bits + 1), key=lambda words: words.bits)
@@ -284,15 +327,14 @@ def _in_memory(mask: _Mask) -> Iterator[_Candidate]:
     if len([size for size in mask.shape if size > 1]) < 2:
         return
     flat = mask.wrong.flatten()
-    first, last = int(flat.to(torch.uint8).argmax()), mask.total - 1 - int(flat.flip(0).to(torch.uint8).argmax())
+    first, last = int(flat.to(torch.uint8).argmax()), len(flat) - 1 - int(flat.flip(0).to(torch.uint8).argmax())
+    if last + 1 - first == len(flat):
+        return
     inside = torch.zeros_like(flat)
     inside[first : last + 1] = True
-    number = last + 1 - first
-    if number == mask.total:
-        return
-    words = words_for(torch.arange(first, last + 1).numpy(), axis_of((mask.total,), 0))
+    words = words_for(torch.arange(first, last + 1).numpy(), axis_of((len(flat),), 0))
     words = Words(f"{words.text} in memory order", words.bits + 3)
-    yield _Candidate(words, 1, number, mask.number, lambda: inside.view(mask.shape))
+    yield mask.candidate(words, lambda: inside.view(mask.shape))
 
 
 def _diagonals(mask: _Mask) -> Iterator[_Candidate]:
@@ -302,9 +344,12 @@ def _diagonals(mask: _Mask) -> Iterator[_Candidate]:
     rows, columns = mask.shape[-2:]
     counts = _along_diagonals(mask.wrong.view(-1, rows, columns).sum(0, dtype=torch.float32))
     number = torch.arange(1 - rows, columns)
-    length = torch.minimum(rows + number.clamp_max(0), columns - number.clamp_min(0)).clamp_max(min(rows, columns))
-    sizes = length * (mask.total / (rows * columns))
-    dense = number[counts > 0.25 * (counts / sizes).max() * sizes]
+    if mask.known is None:
+        length = torch.minimum(rows + number.clamp_max(0), columns - number.clamp_min(0)).clamp_max(min(rows, columns))
+        sizes = length * (mask.total / (rows * columns))
+    else:
+        sizes = _along_diagonals(mask.known.view(-1, rows, columns).sum(0, dtype=torch.float32))
+    dense = number[counts > 0.25 * (counts / sizes.clamp_min(1)).max() * sizes]
     low, high = int(dense[0]), int(dense[-1])
     named = {
         "the diagonal": number == 0,

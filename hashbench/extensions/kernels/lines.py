@@ -1,0 +1,141 @@
+"""Errors that are the same for each row, column or slice of a result: a factor, a constant, or both, of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from hashbench.core.text import listed
+from hashbench.extensions.kernels.misses import Misses, number, rms
+from hashbench.extensions.kernels.slices import axis_of
+from hashbench.extensions.kernels.verdict import FaultKind
+
+Kind = tuple[FaultKind, str, str]
+
+_LEAST = 8
+"""Wrong elements that a line must have for its own factor to be looked for."""
+
+_FAR_BETTER = 0.4
+"""What a factor for each line must leave of the error that one factor for all leaves."""
+
+_STATISTICS = "as if its mean or variance were off"
+_SHARED = "a sum that each of them divides by may lack elements, or have too many: it scales them as well"
+
+
+def lines_of(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
+    """Return a factor, or a constant, or both, of each row, column, or slice along a dimension."""
+    for dims, name in _lines(miss):
+        lines = _Lines(miss, dims)
+        if not lines.many:
+            continue
+        if found := lines.factor():
+            return FaultKind.SCALED, f"{name} by a factor of its own, {found}", _SHARED
+        if found := lines.shift():
+            return FaultKind.SHIFTED, f"{name} by a constant of its own, {found}", ""
+    for dims, name in _lines(miss):
+        beside = _beside(miss, dims, inputs)
+        for used in ({}, beside) if beside else ({},):
+            if _Lines(miss, dims).combines([*used.values()]):
+                before = f" before {listed([*used])}" if used else ""
+                return FaultKind.SCALED, f"{name} by a factor and a constant of its own{before}, {_STATISTICS}", ""
+    return None
+
+
+def factor_of_lines(miss: Misses, left: float) -> Kind | None:
+    """Return a factor of each line if they explain much more than one factor for all, which leaves ``left``."""
+    for dims, name in _lines(miss):
+        lines = _Lines(miss, dims)
+        if lines.many and (found := lines.factor()) and lines.left < _FAR_BETTER * left:
+            return FaultKind.SCALED, f"{name} by a factor of its own, {found}", _SHARED
+    return None
+
+
+def _lines(miss: Misses) -> Iterator[tuple[list[int], str]]:
+    """Yield the dimensions that a line extends over, and what lines are called."""
+    shape = tuple(miss.value.shape)
+    if len(shape) < 2 or miss.value.is_complex():
+        return
+    for dim, size in enumerate(shape):
+        others = [other for other in range(len(shape)) if other != dim]
+        if size > 1 and miss.value.numel() // size > 1:
+            noun = axis_of(shape, dim).noun
+            yield others, f"each {noun}" if len(shape) == 2 else f"each slice of {noun}"
+        if len(shape) > 2 and size > 1:
+            yield [dim], f"each line along dimension {dim}"
+
+
+def _beside(miss: Misses, dims: Sequence[int], inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return inputs that lie along the dimensions of a line and of nothing else, as weight and bias of a norm."""
+    shape = miss.value.shape
+    found = {}
+    for name, tensor in inputs.items():
+        if tensor.is_floating_point() and tuple(tensor.shape) == tuple(shape[dim] for dim in dims):
+            wanted = [size if dim in dims else 1 for dim, size in enumerate(shape)]
+            found[name] = tensor.detach().to("cpu", torch.float64).reshape(wanted)
+    return dict([*found.items()][:2])
+
+
+class _Lines:
+    """The wrong elements of each line that has enough of them."""
+
+    def __init__(self, miss: Misses, dims: Sequence[int]) -> None:
+        self._miss, self._dims = miss, list(dims)
+        count = miss.finite.sum(self._dims, keepdim=True)
+        self._has = count >= _LEAST
+        self._known = miss.finite & self._has
+        self.many = int(self._has.sum()) >= 2
+        self._weights = miss.weights(self._known)
+        self._value = torch.where(self._known, miss.value, 0.0)
+        self._exact = torch.where(self._known, miss.exact, 0.0)
+        self.left = float("inf")
+
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return (self._weights * tensor).sum(self._dims, keepdim=True)
+
+    def _fits(self, residual: torch.Tensor) -> bool:
+        self.left = rms(residual[self._known])
+        return self._miss.fits(residual, self._known)
+
+    def factor(self) -> str:
+        """Return the range of the factors that explain the errors; empty if none do."""
+        factor = self._sum(self._value * self._exact) / self._sum(self._exact.square()).clamp_min(1e-300)
+        return self._range(factor) if self._fits(self._value - factor * self._exact) else ""
+
+    def shift(self) -> str:
+        """Return the range of the constants that explain the errors; empty if none do."""
+        error = self._value - self._exact
+        shift = self._sum(error) / self._weights.sum(self._dims, keepdim=True).clamp_min(1e-300)
+        return self._range(shift) if self._fits(error - shift) else ""
+
+    def _range(self, each: torch.Tensor) -> str:
+        return " to ".join(number(float(part)) for part in (each[self._has].min(), each[self._has].max()))
+
+    def combines(self, others: Sequence[torch.Tensor]) -> bool:
+        """Return whether the errors of each line are a combination of its results, a constant, and other tensors."""
+        least = 3 * (2 + len(others))
+        error = torch.where(self._known, self._miss.error, 0.0)
+        kept = [dim for dim in range(error.dim()) if dim not in self._dims]
+
+        def flat(tensor: torch.Tensor) -> torch.Tensor:
+            lines = tensor.broadcast_to(error.shape).permute(*kept, *self._dims)
+            return lines.reshape(-1, int(torch.tensor([error.shape[dim] for dim in self._dims]).prod()))
+
+        known = flat(self._known)
+        lines = (known.sum(1) >= max(least, _LEAST)).nonzero()[:, 0]
+        if len(lines) < 2:
+            return False
+        lines = lines[:: -(-len(lines) // 256)]
+        parts = [self._exact, torch.ones_like(error), *others]
+        root = flat(self._weights.sqrt())[lines]
+        basis = torch.stack([flat(part)[lines] * root for part in parts], 2)
+        wanted = flat(error)[lines] * root
+        solution = torch.linalg.lstsq(basis, wanted[..., None], driver="gelsd").solution
+        residual = (wanted - (basis @ solution)[..., 0]) / root.clamp_min(1e-300)
+        whole = torch.zeros_like(flat(error))
+        whole[lines] = torch.where(known[lines], residual, 0.0)
+        chosen = torch.zeros_like(known)
+        chosen[lines] = known[lines]
+        sizes = [error.shape[dim] for dim in (*kept, *self._dims)]
+        back = torch.tensor([*kept, *self._dims]).argsort().tolist()
+        return self._miss.fits(whole.view(sizes).permute(back), chosen.view(sizes).permute(back))
