@@ -177,7 +177,7 @@ class _FloatingJudge:
         if ratio > LIMIT or bias is not None:
             explained = ""
             if approximate is not None:
-                allowed = NEAR * units.allowed() + approximate * units.largest
+                allowed = (NEAR * units.allowed() + approximate * units.largest).nan_to_num(nan=0.0)
                 if bool((error.abs() <= allowed).all()):
                     explained, ratio, ratios, bias = APPROXIMATION, min(ratio, LIMIT), ratios.clamp(max=LIMIT), None
         own_ratio = None if equal or ratio <= NEAR else units.own_ratio

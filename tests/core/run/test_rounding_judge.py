@@ -176,6 +176,9 @@ def test_an_approximation_is_wrong_unless_it_is_claimed() -> None:
     assert found.explained_by == "approximation"
     assert not judged(tanh, functional.gelu, x, approximate=1e-6).right()
     assert not judged(lambda x: tanh(x) * torch.nan, functional.gelu, x, approximate=1.0).right()
+    x[0] = torch.nan
+    assert judged(tanh, functional.gelu, x, approximate=1e-3).right()
+    assert not judged(lambda x: tanh(x).nan_to_num(nan=0.0), functional.gelu, x, approximate=1.0).right()
 
 
 @pytest.mark.parametrize(
