@@ -35,6 +35,7 @@ class FakeKernel:
     source: str = SOURCE
     types: tuple[str, ...] = ("const float*", "float*")
     filled: tuple[int, ...] = ()
+    config: str = ""
 
     def __post_init__(self) -> None:
         self.plan = OpPlan("cpp_fused_fake_0", call=self, written=(1,), writes_arguments=True, filled=self.filled)

@@ -77,17 +77,34 @@ class TritonLaunch:
     def configuration(self) -> str:
         """Return the configuration with which it is compiled and launched: ``XBLOCK 1024, 4 warps, 1 stage``. Empty
         before the first launch, if autotuning is to choose it."""
+        chosen = self._chosen()
+        return "" if chosen is None else configuration_text(chosen)
+
+    def expression(self) -> str:
+        """Return the same configuration as Python that makes it: ``triton.Config({'XBLOCK': 1024}, num_warps=4)``."""
+        chosen = self._chosen()
+        if chosen is None:
+            return ""
+        named = [(name, getattr(chosen, name, None)) for name in _OF_CONFIG]
+        words = [repr(dict(chosen.kwargs)), *(f"{name}={value}" for name, value in named if value is not None)]
+        return f"triton.Config({', '.join(words)})"
+
+    def _chosen(self) -> Any:
         kernel = self.kernel
         chosen = [launcher.config for launcher in getattr(kernel, "launchers", ())]
         configurations = chosen or list(getattr(kernel, "configs", None) or ())
         known = len(configurations) == 1 or (configurations and getattr(kernel, "triton_interpret", False))
-        return configuration_text(configurations[0]) if known else ""
+        return configurations[0] if known else None
+
+
+_OF_CONFIG = {"num_warps": "warp", "num_stages": "stage"}
+"""Attributes of a ``triton.Config`` beside its constants, and the word of each."""
 
 
 def configuration_text(configuration: Any) -> str:
     """Format a ``triton.Config``: its block sizes and other constants, warps and stages."""
     parts = [f"{name} {value}" for name, value in configuration.kwargs.items()]
-    for name, word in (("num_warps", "warp"), ("num_stages", "stage")):
+    for name, word in _OF_CONFIG.items():
         number = getattr(configuration, name, None)
         if number is not None:
             parts.append(f"{number} {word}{'' if number == 1 else 's'}")

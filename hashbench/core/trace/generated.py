@@ -49,6 +49,11 @@ class GeneratedKernel:
         return "" if self.plan.launch is None else self.plan.launch()
 
     @property
+    def config(self) -> str:
+        """The same as Python; see :meth:`~hashbench.core.inductor.internals.TritonLaunch.expression`."""
+        return self.plan.call.expression() if isinstance(self.plan.call, TritonLaunch) else ""
+
+    @property
     def source(self) -> str:
         """The C++ or Triton that it was compiled from; empty if the module's file is gone."""
         kernel = wrapper_of(self.path).kernel(self.plan.name)

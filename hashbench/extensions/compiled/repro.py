@@ -1,8 +1,8 @@
 """Write the repro of a compiled kernel whose results rounding does not explain.
 
-A folder that needs torch and a C++ compiler: ``repro.py`` makes the call once and prints its error in units of what
-rounding explains; ``tensors.pt`` holds the inputs, the float64 references and the errors that rounding explains;
-``kernel.cpp`` is the C++ of the kernel.
+A folder that needs torch, and a C++ compiler or Triton: ``repro.py`` makes the call once and prints its error in units
+of what rounding explains; ``tensors.pt`` holds inputs, float64 references and the errors that rounding explains;
+``kernel.cpp`` or ``kernel.py`` is the source of the kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from hashbench.core.diagnose.calls.call import CapturedCall, Slot, compiled_kernel
+from hashbench.core.diagnose.calls.call import CapturedCall, CompiledKernel, Slot, compiled_kernel
 from hashbench.core.diagnose.repro import script, writer
 from hashbench.core.diagnose.repro.call_arguments import bad
 from hashbench.core.diagnose.repro.call_file import payload
@@ -75,14 +75,15 @@ def write_accuracy_repro(folder: Path, blamed: BlamedCall, *, limit: float = LIM
         seen_in: in which model, in words.
 
     Raises:
-        HashbenchError: the call has an argument that cannot be written to a file, or the C++ of its kernel is gone.
+        HashbenchError: the call has an argument that cannot be written to a file, or the source of its kernel is gone.
         OSError: the folder cannot be written.
     """
     kernel = compiled_kernel(blamed.call.func)
     with writer.new_folder(folder) as new:
         try:
-            source = kernel.source if kernel is not None and kernel.source else bad("the C++ of its kernel is gone")
-            text = _script(blamed, limit=limit, seen_in=seen_in)
+            if kernel is None or not kernel.source:
+                bad("the source of its kernel is gone")
+            text = _script(blamed, kernel, limit=limit, seen_in=seen_in)
         except ValueError as error:
             raise HashbenchError(
                 f"the call of {blamed.call.op} cannot be written to a file", consequence=str(error)
@@ -90,15 +91,15 @@ def write_accuracy_repro(folder: Path, blamed: BlamedCall, *, limit: float = LIM
         saved = payload(blamed.call)
         saved["references"] = [result.reference.detach().cpu().contiguous().clone() for result in blamed.results]
         saved["allowed"] = [result.allowed.detach().cpu().contiguous().clone() for result in blamed.results]
-        writer.write(new, text, saved, kernel=source)
+        writer.write(new, text, saved, kernel=kernel)
 
 
-def _script(blamed: BlamedCall, *, limit: float, seen_in: str) -> str:
+def _script(blamed: BlamedCall, kernel: CompiledKernel, *, limit: float, seen_in: str) -> str:
     call = blamed.call
     for result in blamed.results:
         if result.reference.shape != result.allowed.shape:
             bad(f"{result.name} has a different shape than its allowed error")
-    values = script.call_values(call, heading=_heading(blamed, seen_in=seen_in), requirements=writer.metadata())
+    values = script.call_values(call, heading=_heading(blamed, kernel, seen_in=seen_in), requirements=writer.metadata())
     expected = [(repr(result.name), _place(blamed, result), _number(result.eager)) for result in blamed.results]
     return writer.render(
         "accuracy.py.jinja",
@@ -123,7 +124,7 @@ def _number(value: float | None) -> str:
     return "None" if value is None or not math.isfinite(value) else repr(value)
 
 
-def _heading(blamed: BlamedCall, *, seen_in: str) -> str:
+def _heading(blamed: BlamedCall, kernel: CompiledKernel, *, seen_in: str) -> str:
     call = blamed.call
     facts = [
         writer.place_words(call, seen_in=seen_in),
@@ -132,7 +133,7 @@ def _heading(blamed: BlamedCall, *, seen_in: str) -> str:
         f"The mistake also shows in float64: {blamed.semantic}." if blamed.semantic else "",
     ]
     claim = f"{call.op} gives results that rounding does not explain."
-    return writer.heading(claim, " ".join(filter(None, facts)), needs=writer.TORCH_AND_COMPILER)
+    return writer.heading(claim, " ".join(filter(None, facts)), needs=writer.needs_of(kernel, call.device.type))
 
 
 def run_accuracy_repro(folder: Path, *, timeout: float, by: writer.RunsPython = new_python) -> str:

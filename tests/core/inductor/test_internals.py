@@ -341,10 +341,11 @@ def test_configuration_of_a_launch_is_that_which_autotuning_chose() -> None:
     assert launch.configuration() == ""
     launch(torch.ones(1), torch.ones(1))
     assert launch.configuration() == "XBLOCK 1024, 8 warps, 2 stages"
+    assert launch.expression() == "triton.Config({'XBLOCK': 1024}, num_warps=8, num_stages=2)"
     assert TritonLaunch(Autotuner(config(64, 1))).configuration() == "XBLOCK 64, 1 warp, 1 stage"
     autotuner.launchers, autotuner.triton_interpret = [], True  # type: ignore[attr-defined]
     assert launch.configuration() == "XBLOCK 256, 4 warps, 1 stage"
-    assert TritonLaunch(object()).configuration() == ""
+    assert TritonLaunch(object()).configuration() == TritonLaunch(object()).expression() == ""
 
 
 def test_a_module_whose_file_is_gone_is_not_seen(tmp_path: Path) -> None:

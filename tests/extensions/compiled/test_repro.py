@@ -65,7 +65,7 @@ def test_folder_has_the_source_of_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"call": call_of(aten.add.Tensor)}, "the C++ of its kernel is gone"),
+        ({"call": call_of(aten.add.Tensor)}, "the source of its kernel is gone"),
         (
             {"results": (ExpectedResult("x", 0, torch.ones(2), torch.ones(3)),)},
             "different shape than its allowed error",

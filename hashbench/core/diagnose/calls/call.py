@@ -104,8 +104,9 @@ class CompiledKernel(Callee, Protocol):
     """A :class:`Callee` whose choices are in its machine code: no setting of torch's reaches it.
 
     Attributes:
-        types: C++ types of its arguments (``const float*``).
-        source: the C++ that it was compiled from; empty if that is gone.
+        types: types of its arguments, in C++ (``const float*``) or as Triton has them (``*fp32``).
+        source: the C++ or Triton that it was compiled from; empty if that is gone.
+        config: configuration of a Triton kernel, as Python; empty for one in C++, and if it is unknown.
     """
 
     types: tuple[str, ...]
@@ -113,8 +114,16 @@ class CompiledKernel(Callee, Protocol):
     @property
     def source(self) -> str: ...
 
+    @property
+    def config(self) -> str: ...
+
     def single_thread(self) -> AbstractContextManager[None]:
         """Return a context in which it runs on one thread; raise ``LookupError`` if there is no way."""
+
+
+def is_triton(types: Sequence[str]) -> bool:
+    """Return whether these are types of the arguments of a Triton kernel."""
+    return any(kind.startswith("*") for kind in types)
 
 
 def compiled_kernel(func: Any) -> CompiledKernel | None:

@@ -1,10 +1,9 @@
 """Write, run and replay the repro of one difference: a folder that runs with torch alone.
 
 ``repro.py`` makes the captured call again and says how often it differs; ``tensors.pt`` holds its inputs; ``call.json``
-describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report; ``kernel.cpp`` is the C++ of a
-generated kernel. ``uv run repro.py`` is the
-whole
-instruction: the script's PEP 723 header names the torch that it was written with.
+describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report; ``kernel.cpp`` or ``kernel.py``
+is the source of a generated kernel. ``uv run repro.py`` is the whole instruction: the script's PEP 723 header names the
+torch that it was written with.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from hashbench.core.diagnose.calls.call import LINE, CapturedCall, TensorForm, c
 from hashbench.core.diagnose.calls.ops import Definition, definition_of, needs_definition
 from hashbench.core.diagnose.causes import evidence
 from hashbench.core.diagnose.repro import call_file, script, writer
-from hashbench.core.diagnose.repro.writer import KERNEL_FILE, SCRIPT_FILE, TENSORS_FILE, RunsPython, new_folder
+from hashbench.core.diagnose.repro.writer import SCRIPT_FILE, TENSORS_FILE, RunsPython, new_folder
 from hashbench.core.errors import HashbenchError
 from hashbench.core.finding import Finding, Table
 from hashbench.core.processes import Budget, new_python
@@ -60,7 +59,7 @@ def write_repro(
         seen_in: in which model, in words.
 
     Raises:
-        HashbenchError: the call has an argument that cannot be written to a file, or the C++ of its kernel is gone.
+        HashbenchError: the call has an argument that cannot be written to a file, or the source of its kernel is gone.
         OSError: the folder cannot be written.
     """
     definition = definition_of(call.func)
@@ -93,8 +92,8 @@ def _write_call(folder: Path, call: CapturedCall, text: str, recorded: Mapping[s
     """Write the script and the files of the call, and read them back: a tensor subclass is written without an error."""
     kernel = compiled_kernel(call.func)
     if kernel is not None and not (kernel.source and kernel.types):
-        raise ValueError("the C++ of its kernel is gone")
-    writer.write(folder, text, call_file.payload(call), kernel="" if kernel is None else kernel.source)
+        raise ValueError("the source of its kernel is gone")
+    writer.write(folder, text, call_file.payload(call), kernel=kernel)
     described = call_file.document(call, tensors=folder / TENSORS_FILE, recorded=recorded)
     (folder / CALL_FILE).write_text(described, encoding="utf-8")
     call_file.read_checked(folder)
@@ -116,8 +115,8 @@ def _requirements(definition: Definition | None) -> str:
 
 
 def _needs(call: CapturedCall) -> str:
-    if compiled_kernel(call.func) is not None:
-        return writer.TORCH_AND_COMPILER
+    if (kernel := compiled_kernel(call.func)) is not None:
+        return writer.needs_of(kernel, call.device.type)
     return "It needs torch and the definition of the op." if needs_definition(call.func) else writer.TORCH_ALONE
 
 
@@ -133,8 +132,8 @@ def report(
     """Return ``REPORT.md``: everything about one difference, to paste into a bug report. ``here`` describes this
     machine."""
     custom, decision, price = needs_definition(call.func), diagnosis.decision, diagnosis.deterministic_price
-    generated = compiled_kernel(call.func) is not None
-    files = f"`{TENSORS_FILE}`" + (f" and `{KERNEL_FILE}`" if generated else "")
+    kernel = compiled_kernel(call.func)
+    files = f"`{TENSORS_FILE}`" + ("" if kernel is None else f" and `{writer.kernel_file(kernel.types)}`")
     inputs = [f"# t[{index}]: {_described(call, tensor)}" for index, tensor in enumerate(call.tensors)]
     more = [f"# and {len(inputs) - _SHOWN_INPUTS} more"] if len(inputs) > _SHOWN_INPUTS else []
     documented = [
@@ -168,7 +167,7 @@ def report(
             f"`uv run {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside {files} installs the torch that "
             f"it was written with; `python {SCRIPT_FILE}` takes the torch at hand. {_needs(call)}"
         ),
-        replayed=not generated,
+        replayed=kernel is None,
         output_heading=OUTPUT_HEADING,
         not_run=NOT_RUN,
     )

@@ -174,16 +174,19 @@ def check_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             bad(f"the argument {argument.name} of {func} is not a {argument.type}")
 
 
-_POINTER = re.compile(r"[\w:<> ]+\*")
-_SIZES = frozenset({"const int64_t", "int64_t", "const double", "double", "const bool", "bool"})
-"""C++ types of what is passed to generated kernels by value."""
+_POINTER = re.compile(r"[\w:<> ]+\*|\*\w+")
+_SIZES = frozenset(
+    {"const int64_t", "int64_t", "const double", "double", "const bool", "bool"}
+    | {"i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64", "constexpr"}
+)
+"""Types, in C++ and in Triton, of what is passed to generated kernels by value."""
 
 
 def check_kernel_arguments(
     name: str, types: Sequence[str], args: Sequence[Any], tensors: Sequence[TensorForm | torch.Tensor]
 ) -> None:
-    """Raise :class:`BadCallError` unless a generated kernel with arguments of these C++ types takes these: strided
-    tensors for pointers, numbers for the rest. The C++ decides what it reads and writes."""
+    """Raise :class:`BadCallError` unless a generated kernel with arguments of these types takes these: strided
+    tensors for pointers, numbers for the rest. Its code decides what it reads and writes."""
     if len(types) != len(args):
         bad(f"{name} takes {len(types)} arguments")
     for kind, value in zip(types, args, strict=True):

@@ -20,7 +20,14 @@ from typing import Any
 import torch
 
 from hashbench.core.commands import CALL_FILE
-from hashbench.core.diagnose.calls.call import CapturedCall, Memory, TensorForm, compiled_kernel, generator_slots
+from hashbench.core.diagnose.calls.call import (
+    CapturedCall,
+    Memory,
+    TensorForm,
+    compiled_kernel,
+    generator_slots,
+    is_triton,
+)
 from hashbench.core.diagnose.calls.ops import path_among, why_unchecked
 from hashbench.core.diagnose.repro.call_arguments import (
     LARGEST,
@@ -33,8 +40,9 @@ from hashbench.core.diagnose.repro.call_arguments import (
     find_op,
     within,
 )
-from hashbench.core.diagnose.repro.writer import KERNEL_FILE, TENSORS_FILE
+from hashbench.core.diagnose.repro.writer import TENSORS_FILE, kernel_file
 from hashbench.core.errors import HashbenchError, first_line
+from hashbench.core.inductor.triton_source import arguments_of
 from hashbench.core.io import from_json, read_text, sha256_of, to_json
 from hashbench.core.run.rng import preserved_rng, restore_random_states
 from hashbench.core.run.settings import applied
@@ -91,10 +99,10 @@ class _FormEntry:
 
 @dataclass(frozen=True, slots=True)
 class _KernelEntry:
-    """A generated kernel, whose C++ is the file beside.
+    """A generated kernel, whose source is the file beside.
 
     Attributes:
-        types: C++ types of its arguments.
+        types: of its arguments, in C++ or as Triton has them.
         sha256: of that file.
     """
 
@@ -108,8 +116,8 @@ class SavedKernel:
 
     Attributes:
         plan: its name, and the arguments that it writes.
-        types: C++ types of its arguments.
-        source: its C++.
+        types: of its arguments, in C++ or as Triton has them.
+        source: in that language.
     """
 
     plan: OpPlan
@@ -165,8 +173,8 @@ def payload(call: CapturedCall) -> dict[str, Any]:
 
 
 def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) -> str:
-    """Return the text of ``call.json``. ``tensors`` is the finished ``tensors.pt``, beside which the C++ of a generated
-    kernel is ``kernel.cpp``; ``recorded`` is stored unchanged.
+    """Return the text of ``call.json``. ``tensors`` is the finished ``tensors.pt``, beside which the source of a
+    generated kernel is; ``recorded`` is stored unchanged.
 
     Raises:
         BadCallError: an argument cannot be written.
@@ -198,7 +206,9 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
             place=_CallSite(*(getattr(call, name) for name in _CallSite.__slots__)),
             recorded=recorded,
             tensors_sha256=sha256_of(tensors),
-            kernel=None if kernel is None else _KernelEntry(kernel.types, sha256_of(tensors.with_name(KERNEL_FILE))),
+            kernel=None
+            if kernel is None
+            else _KernelEntry(kernel.types, sha256_of(tensors.with_name(kernel_file(kernel.types)))),
         )
     )
     if kernel is None:
@@ -238,7 +248,7 @@ def read(folder: Path) -> SavedCall:
     if isinstance(saved.call.func, SavedKernel):
         raise HashbenchError(
             f"cannot replay {folder}",
-            consequence=f"nothing was run ({saved.call.op} is C++ in the folder, and no code of a folder is run)",
+            consequence=f"nothing was run ({saved.call.op} is code in the folder, and no code of a folder is run)",
             tip="If you trust the folder, run its repro.py.",
         )
     if unchecked := why_unchecked(saved.call.func):
@@ -268,16 +278,21 @@ def read_checked(folder: Path) -> SavedCall:
     named = named_in([content[name] for name in ("args", "kwargs", "tensors", "memories")])
     named |= {name for name in tensors.held("random_states", dict) if isinstance(name, str)}
     tensors.moved = substitutes(named, devices_here())
-    kernel = None if document.kernel is None else _kernel(document.op, document.kernel, folder / KERNEL_FILE)
+    kernel = None if document.kernel is None else _kernel(document.op, document.kernel, folder)
     return SavedCall(_call(document, tensors, kernel), document.recorded, tensors.moved)
 
 
-def _kernel(name: str, entry: _KernelEntry, path: Path) -> SavedKernel:
+def _kernel(name: str, entry: _KernelEntry, folder: Path) -> SavedKernel:
     if not name.isidentifier() or not name.isascii():
         bad(f"{name[:40]!r} is not the name of a kernel")
+    path = folder / kernel_file(entry.types)
     _FILE.refuse_other_file(path, entry.sha256)
     source = read_text(path)
-    written = tuple(at for at, kind in enumerate(entry.types) if kind.endswith("*") and not kind.startswith("const "))
+    if is_triton(entry.types):
+        written = tuple(at for at, argument in enumerate(arguments_of(source)) if argument.writes)
+    else:
+        pointers = (at for at, kind in enumerate(entry.types) if kind.endswith("*") and not kind.startswith("const "))
+        written = tuple(pointers)
     return SavedKernel(OpPlan(name, call=_not_called, written=written, writes_arguments=True), entry.types, source)
 
 

@@ -21,6 +21,7 @@ from hashbench.core.diagnose.calls.call import (
     compiled_kernel,
     filled_slots,
     generator_slots,
+    is_triton,
     plan_for,
 )
 from hashbench.core.diagnose.calls.capture import may_resize
@@ -125,6 +126,8 @@ def call_values(call: CapturedCall, *, heading: str, definition: str = "", requi
         "definition": definition,
         "kernel_types": "" if kernel is None else json.dumps(list(kernel.types)),
         "kernel_name": "" if kernel is None else call.op,
+        "triton": kernel is not None and is_triton(kernel.types),
+        "kernel_config": "" if kernel is None or not is_triton(kernel.types) else kernel.config,
         "workspace": json.dumps(workspace) if workspace else "",
         "device_statements": _device_statements(call),
         "settings": settings_statements(call),

@@ -25,12 +25,12 @@ import torch
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 import hashbench
-from hashbench.core.diagnose.calls.call import CapturedCall
+from hashbench.core.diagnose.calls.call import CapturedCall, CompiledKernel, is_triton
 from hashbench.core.processes import Finished, new_python
 from hashbench.core.records import Decision
 
-SCRIPT_FILE, TENSORS_FILE, KERNEL_FILE = "repro.py", "tensors.pt", "kernel.cpp"
-TORCH_ALONE, TORCH_AND_COMPILER = "It needs torch alone.", "It needs torch and a C++ compiler."
+SCRIPT_FILE, TENSORS_FILE = "repro.py", "tensors.pt"
+TORCH_ALONE = "It needs torch alone."
 
 _PACKAGE = "hashbench.core.diagnose.repro"
 _WIDTH = 100
@@ -56,6 +56,19 @@ sys.stdout.flush()
 os._exit(status)  # the interpreter's own clean-up takes most of a second with torch
 """
 """Program that runs a script as ``python`` does, but for the exit code of an exception and a message."""
+
+
+def kernel_file(types: Sequence[str]) -> str:
+    """Return the name of the file with the source of a generated kernel whose arguments have these types."""
+    return "kernel.py" if is_triton(types) else "kernel.cpp"
+
+
+def needs_of(kernel: CompiledKernel, device: str) -> str:
+    """Return what a script that calls a generated kernel on this kind of device needs, as a sentence."""
+    if not is_triton(kernel.types):
+        return "It needs torch and a C++ compiler."
+    where = "whose interpreter runs the kernel" if device == "cpu" else f"and a device of kind {device}"
+    return f"It needs torch with Triton, {where}."
 
 
 # ------------------------------------------------------------------------------------------------------- templates
@@ -183,13 +196,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def write(folder: Path, text: str, tensors: Mapping[str, Any], *, kernel: str = "") -> None:
-    """Write a script into a folder of :func:`new_folder`, with what it loads, and the C++ of a kernel."""
+def write(folder: Path, text: str, tensors: Mapping[str, Any], *, kernel: CompiledKernel | None = None) -> None:
+    """Write a script into a folder of :func:`new_folder`, with what it loads, and the source of a kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
         torch.save(dict(tensors), folder / TENSORS_FILE)
-    if kernel:
-        (folder / KERNEL_FILE).write_text(kernel, encoding="utf-8")
+    if kernel is not None:
+        (folder / kernel_file(kernel.types)).write_text(kernel.source, encoding="utf-8")
     (folder / SCRIPT_FILE).write_text(text, encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hashbench.core.diagnose.calls.call import CapturedCall, Slot, TensorForm
 from hashbench.core.diagnose.repro import call_file, write_repro
 from hashbench.core.diagnose.repro.call_arguments import BadCallError, check_kernel_arguments
 from hashbench.core.errors import HashbenchError
+from hashbench.core.processes import new_python
 from tests.core.diagnose.repro.writing import REPEAT, differs, ran, written
 from tests.kernel_helpers import SOURCE, FakeKernel, Scatter, added, call_of, captured_kernel
 
@@ -37,6 +39,63 @@ def test_folder_has_the_source_beside_the_tensors(folder: Path) -> None:
     report = (folder / "REPORT.md").read_text()
     assert "`tensors.pt` and `kernel.cpp`" in report
     assert "hashbench replay" not in report
+
+
+TRITON = """
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_heuristics, triton_helpers
+from torch._inductor.runtime.hints import DeviceProperties
+triton_helpers.set_driver_to_gpu()
+
+@triton_heuristics.pointwise(
+    size_hints={'x': 4}, filename=__file__,
+    triton_meta={'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'XBLOCK': 'constexpr'}, 'constants': {},
+        'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, warp_size=32)},
+    inductor_meta={'grid_type': 'FixedGrid', 'fixed_grid': ['1', '1', '1'], 'mutated_arg_names': []},
+)
+@triton.jit
+def cpp_fused_fake_0(in_ptr0, out_ptr0, XBLOCK : tl.constexpr):
+    index = tl.arange(0, 2)
+    tl.store(out_ptr0 + index, tl.load(in_ptr0 + index) + XBLOCK)
+"""
+CONFIG = "triton.Config({'XBLOCK': 4096}, num_warps=4, num_stages=1)"
+
+
+def triton_kernel() -> FakeKernel:
+    return FakeKernel(added, source=TRITON, types=("*fp32", "*fp32"), config=CONFIG)
+
+
+def test_a_triton_kernel_is_run_with_the_configuration_that_it_had(tmp_path: Path) -> None:
+    call = call_of(triton_kernel())
+    folder = written(tmp_path / "repro", call, REPEAT)
+    script, report = ((folder / name).read_text() for name in ("repro.py", "REPORT.md"))
+    assert (folder / "kernel.py").read_text() == TRITON
+    assert not (folder / "kernel.cpp").exists()
+    assert f"autotuner.configs = [{CONFIG}]" in script
+    assert "It needs torch with Triton, whose interpreter runs the kernel." in script
+    assert "`tensors.pt` and `kernel.py`" in report
+    saved = call_file.read_checked(folder).call
+    assert (saved.args, saved.func.plan.written, saved.func.types) == (call.args, (1,), ("*fp32", "*fp32"))
+
+
+def test_without_a_known_configuration_autotuning_chooses_again(tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", call_of(replace(triton_kernel(), config="")), REPEAT)
+    assert "autotuner.configs" not in (folder / "repro.py").read_text()
+
+
+@pytest.mark.slow
+def test_a_triton_kernel_is_called_again_by_the_interpreter(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    folder = written(tmp_path / "repro", call_of(triton_kernel()), REPEAT)
+    script = (folder / "repro.py").read_text()
+    (folder / "repro.py").write_text(script.replace("sys.exit(1 if", "print(first[-1].tolist())\nsys.exit(1 if"))
+    code = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    finished = new_python(code, str(folder / "repro.py"), seconds=600)
+    assert finished.status == 0, finished.stderr[-2000:]
+    ((first, second),) = re.findall(r"^\[(.*), (.*)\]$", finished.stdout, re.MULTILINE)
+    values = torch.randn(300, generator=torch.Generator().manual_seed(0))  # as ``call_of`` has them
+    assert [float(first), float(second)] == (values[:2] + 4096).tolist()
 
 
 @pytest.mark.parametrize("filled", [(1,), ()])
@@ -61,13 +120,13 @@ def test_replay_says_in_one_line_why_not(folder: Path, capsys: pytest.CaptureFix
     assert cli.main(["replay", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"hashbench: cannot replay {folder}: nothing was run (cpp_fused_fake_0 is C++ in the folder, and no code of a "
+        f"hashbench: cannot replay {folder}: nothing was run (cpp_fused_fake_0 is code in the folder, and no code of a "
         "folder is run). If you trust the folder, run its repro.py."
     )
 
 
 def test_source_that_is_gone_is_no_repro(tmp_path: Path) -> None:
-    with pytest.raises(HashbenchError, match=r"the C\+\+ of its kernel is gone"):
+    with pytest.raises(HashbenchError, match=r"the source of its kernel is gone"):
         write_repro(tmp_path / "repro", call_of(FakeKernel(added, source="")), said_of(REPEAT))
     assert not (tmp_path / "repro").exists()
 
