@@ -92,14 +92,16 @@ class Wrapper:
 
     def used(self) -> frozenset[str]:
         """Return the names of the buffers whose content is used: returned, or read by a later call under this name, or
-        under one that takes its memory over. Code generation may leave the others with any content."""
-        found = set(self.returned)
+        under one that takes its memory over. Code generation may leave the others with any content: also what a kernel
+        was to update, if nothing reads the result."""
+        found, unread = set(self.returned), set[str]()
         for call in reversed(list(self.calls.values())):
             if call.kernel:
+                unread.update(name for name in call.targets if name not in found)
                 found.update(call.arguments[at] for at in call.reads if at < len(call.arguments))
             elif not found.isdisjoint(call.targets):
                 found.update(call.arguments)
-        return frozenset(found - {""})
+        return frozenset(found - unread - {""})
 
 
 def mutated_by_name(op: str) -> Sequence[Argument]:

@@ -217,6 +217,21 @@ def test_argument_that_is_updated(body: str, expected: tuple[int, ...]) -> None:
     assert (kernel.reads, kernel.writes) == (expected, (0,))
 
 
+def test_what_a_kernel_updates_is_used_only_if_it_is_read_afterwards() -> None:
+    """Code generation leaves out the store to it, and the kernel only reads it."""
+    kernel = (
+        "triton_0 = async_compile.triton('triton_0', '''"
+        + TRITON_SOURCE.replace("tl.load(in_ptr0", "tl.load(in_out_ptr0")
+        + "''')\n"
+    )
+    lines = ["aten.a(buf0)", "buf1 = buf0; del buf0", "triton_0.run(buf1, x, buf2, 8, stream=s)", "aten.b(buf2)"]
+    text = kernel + of_call(
+        "buf0 = empty_strided_cpu((8,), (1,), f)", "buf2 = empty_strided_cpu((8,), (1,), f)", *lines
+    )
+    assert wrapper.parse(text).used() == {"buf0", "x", "buf2"}
+    assert wrapper.parse(text + "    aten.c(buf1)\n").used() == {"buf0", "buf1", "x", "buf2"}
+
+
 def test_mutation_that_a_schema_alone_knows() -> None:
     line, before = line_of(CPP, "zoo.bump"), line_of(CPP, "= torch.ops.aten.sort")
 
