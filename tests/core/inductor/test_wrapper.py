@@ -229,7 +229,7 @@ def test_what_a_kernel_updates_is_used_only_if_it_is_read_afterwards() -> None:
         "buf0 = empty_strided_cpu((8,), (1,), f)", "buf2 = empty_strided_cpu((8,), (1,), f)", *lines
     )
     assert wrapper.parse(text).used() == {"buf0", "x", "buf2"}
-    assert wrapper.parse(text + "    aten.c(buf1)\n").used() == {"buf0", "buf1", "x", "buf2"}
+    assert wrapper.parse(text + "\n    aten.c(buf1)").used() == {"buf0", "buf1", "x", "buf2"}
 
 
 def test_mutation_that_a_schema_alone_knows() -> None:
