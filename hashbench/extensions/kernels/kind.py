@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hashbench.core.run.distance import integer_view, unit_roundoff
+from hashbench.core.run.rounding_judge import Bias, JudgedResult
 from hashbench.core.text import percent
 from hashbench.core.trace.digest import dtype_name
 from hashbench.extensions.kernels.conditions import fitting
@@ -19,7 +20,7 @@ from hashbench.extensions.kernels.displaced import displacement
 from hashbench.extensions.kernels.factors import factor_words
 from hashbench.extensions.kernels.lines import factor_of_lines, lines_of
 from hashbench.extensions.kernels.lost import lost_by_index, lost_carry, lost_elements, lost_on_average
-from hashbench.extensions.kernels.misses import Direction, Judged, Misses, misses, number, rms, whole
+from hashbench.extensions.kernels.misses import Misses, misses, number, rms, whole
 from hashbench.extensions.kernels.verdict import FaultKind
 
 Kind = tuple[FaultKind, str, str]
@@ -36,11 +37,14 @@ _SMOOTH = 0.8
 _APPROXIMATE = 0.03
 """Largest error over the largest magnitude of a result that is called an approximation."""
 
+_ALL_SIZES = 20.0
+"""Powers of ten that numbers in memory which nobody wrote span."""
+
 _COARSE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def kind_of(
-    judged: Judged,
+    judged: JudgedResult,
     got: torch.Tensor,
     *,
     earlier: Sequence[torch.Tensor] = (),
@@ -72,6 +76,7 @@ def kind_of(
 def _guesses(
     miss: Misses, earlier: Sequence[torch.Tensor], poison: Sequence[int], inputs: Mapping[str, torch.Tensor]
 ) -> Iterator[Kind | None]:
+    yield _garbage(miss)
     yield _non_finite(miss)
     yield _sign_of_zero(miss)
     yield _unwritten(miss, poison)
@@ -113,6 +118,20 @@ def _size(miss: Misses) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- by the bits alone
+
+
+def _garbage(miss: Misses) -> Kind | None:
+    """Return whether the wrong elements are numbers of all sizes, as memory that nobody wrote has them."""
+    value, exact = (part[miss.wrong].abs() for part in (miss.value, miss.exact))
+    if not miss.got.is_floating_point() or miss.got.dtype is torch.float16:
+        return None  # whose range is too small to tell
+    value, exact = (part[part.isfinite() & (part > 0)].log10() for part in (value, exact))
+    if len(value) < 2 or float(value.max() - value.min()) < _ALL_SIZES:
+        return None
+    if len(exact) and float(exact.max() - exact.min()) > _ALL_SIZES / 2:
+        return None
+    words = f"numbers of all sizes, {number(10 ** float(value.min()))} to {number(10 ** float(value.max()))}"
+    return FaultKind.UNWRITTEN, words, "an overflow may also make them"
 
 
 def _non_finite(miss: Misses) -> Kind | None:
@@ -188,7 +207,7 @@ def _zeros(miss: Misses) -> Kind | None:
 # ------------------------------------------------------------------------------------------------- scaled and shifted
 
 
-def _of_bias(bias: Direction | None, got: torch.Tensor, exact: torch.Tensor) -> Kind:
+def _of_bias(bias: Bias | None, got: torch.Tensor, exact: torch.Tensor) -> Kind:
     """Return the kind of an error that only its direction shows."""
     if bias is None:
         zeros = (got == 0) & (exact == 0) if got.is_floating_point() and exact.is_floating_point() else None

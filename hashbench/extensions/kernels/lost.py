@@ -20,6 +20,9 @@ _FOUND = 0.95
 _EXPLAINED = 0.5
 """Share of the squares of the errors that terms found by regression must explain."""
 
+_FEWEST = 64
+"""Elements from which on a regression counts: of fewer, some of many groups of terms fits by chance."""
+
 _CHANCE = 1e-3
 """Probability with which a term may be the error of a single element by chance."""
 
@@ -81,13 +84,16 @@ def _regressed(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
     weight = 1 / (unit.square() + unit.square().mean() + 1e-300)
     total = float((weight * error.square()).sum())
     best = (0.0, "")
+    all_terms = made.terms.sum(1)
+    if float((weight * error * all_terms).sum().square() / (weight * all_terms.square()).sum()) > 0.9 * total:
+        return ""  # it is scaled
     for sums, places in _groups(made.terms):
         squares = (weight[:, None] * sums.square()).sum(0).clamp_min(1e-300)
         slope = (weight * error) @ sums / squares
         gain = slope.square() * squares  # what it explains of the sum of squares
         spread = ((total - gain).clamp_min(0) / count / squares).sqrt()
         for sign, verb in ((-1.0, "lacks"), (1.0, "counts twice")):
-            alike = ((slope - sign).abs() <= 0.15 + 3 * spread) & (spread < 0.12)
+            alike = ((slope - sign).abs() <= 0.15 + 3 * spread) & (spread < 0.2)
             if places.block == 1 and int(alike.sum()) > 1:
                 if found := _several(error, sums, weight, alike, sign, total):
                     best = max(best, (found[0], f"{made.words} {verb} {_named(found[1], length)}"))
@@ -95,7 +101,8 @@ def _regressed(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
                 group = int(torch.where(alike, gain, 0.0).argmax())
                 if len(places(group)) < length:
                     best = max(best, (float(gain[group]), f"{made.words} {verb} {_named(places(group), length)}"))
-    return best[1] if best[0] > _EXPLAINED * total else ""
+    left = (total - best[0]) / count  # in squares of units: rounding explains it
+    return best[1] if best[0] > _EXPLAINED * total and left < NEAR**2 and count >= _FEWEST else ""
 
 
 def _several(
@@ -106,8 +113,13 @@ def _several(
     if 4 * len(places) > len(error) or 2 * len(places) > len(alike):
         return None
     root = weight.sqrt()
-    slopes = torch.linalg.lstsq(terms[:, places] * root[:, None], (error * root)[:, None]).solution[:, 0]
-    if bool(((slopes - sign).abs() > 0.25).any()):
+    for _ in range(2):  # those that only correlate with others drop out
+        slopes = torch.linalg.lstsq(terms[:, places] * root[:, None], (error * root)[:, None]).solution[:, 0]
+        near = (slopes - sign).abs() <= 0.25
+        if bool(near.all()) or not bool(near.any()):
+            break
+        places = places[near]
+    if not bool(near.all()):
         return None
     left = error - sign * terms[:, places].sum(1)
     return total - float((weight * left.square()).sum()), places.numpy()

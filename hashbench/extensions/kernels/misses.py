@@ -4,41 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from hashbench.core.run.distance import unit_roundoff, wide
 from hashbench.core.run.rounding import NEAR
-
-
-class Direction(Protocol):
-    """What is read of the judge's ``Bias``."""
-
-    @property
-    def direction(self) -> str: ...
-    @property
-    def slope(self) -> float: ...
-    @property
-    def units(self) -> float: ...
-    @property
-    def errors(self) -> float: ...
-
-
-class Judged(Protocol):
-    """What is read of the judge's ``JudgedResult``."""
-
-    @property
-    def error(self) -> torch.Tensor: ...
-    @property
-    def units(self) -> torch.Tensor: ...
-    @property
-    def beyond(self) -> torch.Tensor: ...
-    @property
-    def exact(self) -> torch.Tensor: ...
-    @property
-    def bias(self) -> Direction | None: ...
-
+from hashbench.core.run.rounding_judge import JudgedResult
 
 _FITTED = 0.95
 """Share of the wrong elements that an explanation must explain."""
@@ -109,19 +80,19 @@ class Misses:
         return float(near.double().mean()) >= _FITTED and rms <= _REDUCED * before
 
 
-def misses(judged: Judged, got: torch.Tensor) -> Misses | None:
+def misses(judged: JudgedResult, got: torch.Tensor) -> Misses | None:
     """Return the wrong elements of a judged result; ``None`` if no single element is wrong."""
     if not bool(judged.beyond.any()):
         return None
     return _misses(judged, got, judged.beyond | (judged.units > NEAR))
 
 
-def whole(judged: Judged, got: torch.Tensor) -> Misses:
+def whole(judged: JudgedResult, got: torch.Tensor) -> Misses:
     """Return all elements of a judged result as suspect."""
     return _misses(judged, got, torch.ones_like(judged.beyond))
 
 
-def _misses(judged: Judged, got: torch.Tensor, suspect: torch.Tensor) -> Misses:
+def _misses(judged: JudgedResult, got: torch.Tensor, suspect: torch.Tensor) -> Misses:
     got = got.detach().resolve_conj().resolve_neg()
     exact = wide(judged.exact)
     value = wide(got).to(exact.dtype)

@@ -12,7 +12,7 @@ from hashbench.core.text import listed, spaced
 
 Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_MOST_LISTED = 4
+_MOST_LISTED = 6
 """Ranges that are listed one by one."""
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hashbench.core.run.rounding_judge import JudgedResult
 from hashbench.core.text import listed, spaced
 from hashbench.extensions.kernels.conditions import conditions_on
-from hashbench.extensions.kernels.misses import Judged
 from hashbench.extensions.kernels.slices import Words, axis_of, entropy, words_for
 
 LEAST_COVERED = 0.95
@@ -153,7 +153,7 @@ def _both(mask: _Mask, place: _Candidate, condition: _Candidate) -> _Candidate:
     return mask.candidate(words, lambda: place.mask() & condition.mask(), parts=parts)
 
 
-def wrong_places(judged: Judged, inputs: Mapping[str, torch.Tensor]) -> str:
+def wrong_places(judged: JudgedResult, inputs: Mapping[str, torch.Tensor]) -> str:
     """Return where a judged result is wrong, as :func:`places_of`; empty also if no single element is.
 
     Args:

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from hashbench.core.run.distance import unit_roundoff
+from hashbench.core.run.rounding_judge import Bias, JudgedResult
 from hashbench.extensions.kernels.factors import factor_words
 from hashbench.extensions.kernels.kind import kind_of
 from hashbench.extensions.kernels.verdict import FaultKind
 
 
-@dataclass(frozen=True)
-class Direction:
-    """As the judge's ``Bias``."""
-
-    direction: str
-    slope: float
-    units: float
-    errors: float
-
-
-@dataclass(frozen=True)
-class Judged:
-    """As the judge's ``JudgedResult``, of which the kind reads this."""
-
-    error: torch.Tensor
-    units: torch.Tensor
-    beyond: torch.Tensor
-    exact: torch.Tensor
-    bias: Direction | None = None
-
-
-def judged(got: torch.Tensor, exact: torch.Tensor, bias: Direction | None = None) -> Any:
+def judged(got: torch.Tensor, exact: torch.Tensor, bias: Bias | None = None) -> JudgedResult:
     """Judge by a unit of a roundoff of each result and of a typical one."""
     exact = exact.double() if got.is_floating_point() else exact
     error = got.double() - exact.double()
@@ -49,7 +29,12 @@ def judged(got: torch.Tensor, exact: torch.Tensor, bias: Direction | None = None
         size = exact[exact.isfinite()].abs()
         unit = unit_roundoff(got.dtype) * (exact.abs() + size.square().mean().sqrt()).nan_to_num(posinf=1.0) + 1e-300
     units = torch.where(error == 0, 0.0, error.abs() / unit)
-    return Judged(error, units, units > 16, exact, bias)
+    return _result(error, units, exact, bias)
+
+
+def _result(error: torch.Tensor, units: torch.Tensor, exact: torch.Tensor, bias: Bias | None = None) -> JudgedResult:
+    ratio = float(units.max())
+    return JudgedResult(ratio, "", None, None, bias, error, units, units > 16, exact)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 5) -> torch.Tensor:
@@ -86,6 +71,10 @@ def _layer_norm_biased(x: torch.Tensor) -> torch.Tensor:
 SUM = X.double().sum(1)
 PRODUCT = A.double() @ B.double()
 NORM = torch.nn.functional.layer_norm(X.double(), (128,))
+_INDEX = torch.arange(200) * 13 % 20
+_ROWS = drawn(200, 32, seed=3)
+_GRADIENT = torch.zeros(20, 32).index_add(0, _INDEX, _ROWS)
+_LOST_ROWS = torch.zeros(20, 32).index_add(0, _INDEX[160:], _ROWS[160:])
 TAIL = (slice(None), slice(-5, None))
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 FAULTS: dict[tuple[FaultKind, str], Case] = {
@@ -101,7 +90,7 @@ FAULTS: dict[tuple[FaultKind, str], Case] = {
         X,
         {},
     ),
-    (FaultKind.SCALED, r"by 1\.02"): ((X * 1.02), X, {}),
+    (FaultKind.SCALED, r"by 1\.02"): (X * 1.02, X, {}),
     (FaultKind.SCALED, r"by 0\.9922 \(127/128\)"): ((X.double() * 127 / 128).float(), X, {}),
     (FaultKind.SCALED, r"by 1\.443 \(log2 e\)"): (X * 1.4426950408889634, X, {}),
     (FaultKind.SCALED, "by 2"): (2 * X, X, {}),
@@ -154,6 +143,37 @@ FAULTS: dict[tuple[FaultKind, str], Case] = {
         FaultKind.LOST_ELEMENTS,
         "the error is constant between jumps at every 32nd column from 32 on: what comes before is lost there",
     ): (_scan_that_forgets(X, 32), X.double().cumsum(1), {"input 0": X}),
+    (FaultKind.LOST_ELEMENTS, "the product of input 0 and input 1 lacks every 32nd element from 32 to 192"): (
+        (PRODUCT - A.double()[:, 32:200:32] @ B.double()[32:200:32]).bfloat16(),
+        PRODUCT,
+        {"input 0": A, "input 1": B},
+    ),
+    (FaultKind.LOST_ELEMENTS, "row 0 lacks input 0 at 160, 180, where input 1 names it"): (
+        _GRADIENT - _LOST_ROWS,
+        _GRADIENT,
+        {"input 0": _ROWS, "input 1": _INDEX},
+    ),
+    (FaultKind.LOST_ELEMENTS, "input 1 is not added"): (X, X.double() + NORM, {"input 0": X, "input 1": NORM.float()}),
+    (FaultKind.BEYOND_ROUNDING, "input 1 is added once too often"): (
+        X + 2 * X[0],
+        X.double() + X[0].double(),
+        {"input 0": X, "input 1": X[0]},
+    ),
+    (FaultKind.BEYOND_ROUNDING, r"the error is 0\.01 times input 0"): (
+        (X.double().exp() + 0.01 * X).float(),
+        X.double().exp(),
+        {"input 0": X},
+    ),
+    (FaultKind.SCALED, "each row by a factor and a constant of its own before input 1 and input 2, .*"): (
+        (_layer_norm_biased(X) * X[0] + X[1]),
+        NORM * X[0] + X[1],
+        {"input 0": X, "input 1": X[0], "input 2": X[1]},
+    ),
+    (FaultKind.UNWRITTEN, "numbers of all sizes, .*"): (
+        _patched(X, TAIL, torch.logspace(-30, 30, 320).view(64, 5)),
+        X,
+        {},
+    ),
     (FaultKind.DISPLACED, "its last two dimensions are transposed"): (X[:, :64].T.contiguous(), X[:, :64], {}),
     (FaultKind.DISPLACED, "shifted by 1 along dimension 0"): (X.roll(1, 0), X, {}),
     (FaultKind.DISPLACED, "shifted by -8 along dimension 1"): (X.roll(-8, 1), X, {}),
@@ -272,8 +292,8 @@ def test_the_sign_of_zero() -> None:
     got = _patched(X, 3, -0.0)
     found = judged(got, exact)
     assert kind_of(found, got)[0] is FaultKind.SIGN_OF_ZERO
-    wrong = Judged(found.error, found.units, torch.zeros_like(found.beyond).index_fill(0, torch.tensor(3), True), exact)
-    assert kind_of(wrong, got)[:2] == (FaultKind.SIGN_OF_ZERO, "-0 for 0")  # type: ignore[arg-type]
+    wrong = replace(found, beyond=torch.zeros_like(found.beyond).index_fill(0, torch.tensor(3), True))
+    assert kind_of(wrong, got)[:2] == (FaultKind.SIGN_OF_ZERO, "-0 for 0")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +307,7 @@ def test_the_sign_of_zero() -> None:
     ],
 )
 def test_a_direction_without_wrong_elements(direction: str, slope: float, kind: FaultKind, words: str) -> None:
-    found, detail, doubt = kind_of(judged(X, X, Direction(direction, slope, 3.1, 40.0)), X)
+    found, detail, doubt = kind_of(judged(X, X, Bias(direction, slope, 3.1, 40.0)), X)
     assert found is kind
     assert detail.startswith(words)
     assert doubt
@@ -310,7 +330,7 @@ def test_complex_results() -> None:
     x = torch.complex(X, drawn(64, 128, seed=8))
     error = (x * 1j - x).to(torch.complex128)
     units = error.abs() / 1e-6
-    found: Any = Judged(error, units, units > 16, x.to(torch.complex128))
+    found = _result(error, units, x.to(torch.complex128))
     assert kind_of(found, x * 1j)[:2] == (FaultKind.SCALED, "by 0+1j")
 
 
@@ -327,3 +347,32 @@ def test_complex_results() -> None:
 )
 def test_factors_have_names(factor: float, error: float, sizes: tuple[int, ...], words: str) -> None:
     assert factor_words(factor, error, sizes) == words
+
+
+def test_what_only_the_mean_shows_is_told_by_the_terms_that_are_lost() -> None:
+    a, b = A.bfloat16(), B.bfloat16()
+    exact = a.double() @ b.double()
+    got = (a.double()[:, :-4] @ b.double()[:-4]).bfloat16()
+    found = judged(got, exact, Bias("result", -0.015, 3.0, 9.0))
+    found = replace(found, units=found.units / 20, beyond=torch.zeros_like(found.beyond))
+    kind, detail, doubt = kind_of(found, got, inputs={"input 0": a, "input 1": b})
+    assert (kind, detail) == (FaultKind.LOST_ELEMENTS, "the product of input 0 and input 1 lacks the last 4 elements")
+    assert doubt
+    doubled = (2 * exact).bfloat16()
+    found = judged(doubled, exact, Bias("result", 1.0, 256.0, 90.0))
+    found = replace(found, units=found.units / 1e4, beyond=torch.zeros_like(found.beyond))
+    assert kind_of(found, doubled, inputs={"input 0": a, "input 1": b})[0] is FaultKind.SCALED
+
+
+def test_one_element_is_no_sum_by_chance() -> None:
+    got, exact = torch.tensor(0.53), torch.tensor(0.91)
+    kind, _, _ = kind_of(judged(got.half(), exact), got.half(), inputs={"input 0": drawn(400), "input 1": drawn(400)})
+    assert kind is FaultKind.BEYOND_ROUNDING
+
+
+def test_one_factor_for_all_is_not_told_where_each_row_has_its_own() -> None:
+    x = X.bfloat16()
+    got = (x.double() * torch.linspace(0.2, 0.3, 64)[:, None]).bfloat16()
+    found = judged(got, x)
+    found = replace(found, units=found.units / 4, beyond=found.units > 64)
+    assert kind_of(found, got)[1].startswith("each row by a factor of its own")
