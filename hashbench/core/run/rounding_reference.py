@@ -59,6 +59,12 @@ _SUMS = frozenset(
 )
 """Ops that sum products of their operands: on magnitudes they give the sum of magnitudes, on ones the terms."""
 
+_PART = 0.25
+"""Part of the rounding of a sum that counts in a low dtype: kernels add up blocks there, not single terms."""
+
+_MEANS = frozenset({"mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"})
+"""Of them, those that divide by the number of terms."""
+
 _COMPOSED = frozenset(
     """
     _softmax _log_softmax native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit
@@ -77,11 +83,11 @@ _COUNTED = frozenset({*WIDER, *WIDER.values()})
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """Of a sum: its magnitudes, what their last place counts in units of roundoff, and the largest number of terms."""
+    """Of a sum: its magnitudes, its largest number of terms, and what all of them are multiples of; 0: of nothing."""
 
     magnitudes: torch.Tensor
-    grid: torch.Tensor
     terms: float
+    quantum: float
 
 
 class ReferenceRuns:
@@ -265,8 +271,12 @@ class _RoundingMode(WideMode):
 
     def _own_dtypes(self, key: tuple[Any, ...], func: Any, kwargs: Mapping[str, Any]) -> tuple[torch.dtype | None, ...]:
         """Return the dtypes that a call has in the reference's own run; ``None``: it rounds nothing."""
-        if self._rounding is Rounding.ACCUMULATION or self._inside:
+        if self._rounding is Rounding.ACCUMULATION:
             return (self._accumulate,)
+        if self._inside and self._rounding is Rounding.EACH_OP:
+            return (self._accumulate,)
+        if self._inside:
+            return (next(iter(self._seen.get(self._inside[0], ())), None),)
         if func is torch.ops.aten._to_copy.default:
             return (kwargs.get("dtype"),)
         return self._seen.get(key[-1], ())
@@ -292,15 +302,16 @@ class _RoundingMode(WideMode):
             return
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         dtype = dtype.to_real()
-        inner = dtype if self._rounding is Rounding.LOW_ACCUMULATION and not self._inside else self._accumulate
+        low = self._rounding is Rounding.LOW_ACCUMULATION and not self._inside
+        inner = dtype if low else self._accumulate
         if unit_roundoff(inner) > unit_roundoff(dtype):
             inner = dtype
         folds = self._folds_of(func, args, kwargs, key)
         unit = unit_roundoff(inner) * self._scale
         if position < len(folds) and folds[position].magnitudes.shape == tensor.shape:
             fold = folds[position]
-            exact = (tensor / (fold.grid * unit_roundoff(inner))).frac() == 0
-            amount = (fold.magnitudes + math.sqrt(fold.terms / 3) * tensor.abs()).mul_(unit)
+            exact = fold.magnitudes * unit <= fold.quantum
+            amount = (fold.magnitudes + math.sqrt(fold.terms / 3) * tensor.abs()).mul_(unit * (_PART if low else 1.0))
             if tensor.is_complex():
                 amount, exact = amount.unsqueeze(-1), exact.unsqueeze(-1)
             real.add_(self._noise.signs(real).mul_(amount).masked_fill_(exact, 0.0))
@@ -330,11 +341,27 @@ def _folds(func: Any, args: Any, kwargs: Any) -> tuple[_Fold, ...]:
         terms = tensors_in(func(*mapped(args, _one), **mapped(kwargs, _one)))
     except Exception:  # the op has no kernel for these arguments in float32
         return ()
+    quantum = math.prod(_quantum(tensor) for tensor in tensors_in([args, kwargs]))
+    if _aten_name(func) in _MEANS:  # they divide the sum by the number of its terms
+        first = next(iter(tensors_in(args)))
+        quantum /= max(1, *(first.numel() // max(1, item.numel()) for item in magnitudes))
+        terms = [torch.full((), first.numel() / max(1, item.numel())) for item in magnitudes]
     return tuple(
-        _Fold(size, torch.ldexp(torch.ones_like(size), size.frexp().exponent), max(1.0, float(count.max())))
+        _Fold(size, max(1.0, float(count.max())), quantum)
         for size, count in zip(magnitudes, terms, strict=True)
         if size.numel()
     )
+
+
+def _quantum(tensor: torch.Tensor) -> float:
+    """Return a power of two that all elements are multiples of, 1 at most; 0 if 2**-24 is too large."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 1.0
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    for bits in (24, 16, 8, 0):
+        if not bool(((parts * 2.0**bits).frac() == 0).all()):
+            return 0.0 if bits == 24 else 2.0 ** -(bits + 8)
+    return 1.0
 
 
 def _magnitude(leaf: Any) -> Any:

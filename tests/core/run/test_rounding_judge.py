@@ -13,6 +13,7 @@ from torch.nn import functional
 from hashbench.core.run.rounding import LIMIT
 from hashbench.core.run.rounding_judge import JudgedResult, judge_results, resolves
 from hashbench.core.run.rounding_reference import ReferenceRuns
+from tests.core.run import rounding_cases
 
 LOW = [torch.bfloat16, torch.float16]
 ALL = [torch.float32, *LOW]
@@ -68,12 +69,17 @@ def test_a_kernel_that_rounds_each_op() -> None:
 
 
 def test_a_kernel_that_accumulates_in_bfloat16() -> None:
-    x = drawn(32, 1024, dtype=torch.bfloat16).abs()
+    x = drawn(32, 1024, dtype=torch.bfloat16)
     found = judged(_chain, lambda x: x.sum(1), x)
     assert found.right()
     assert found.explained_by == "accumulation in bfloat16"
     assert found.better is not None
     assert found.better < 0.5
+
+
+def test_a_sum_that_a_low_dtype_stops_is_wrong() -> None:
+    x = drawn(32, 4096, dtype=torch.bfloat16).abs()
+    assert not judged(_chain, lambda x: x.sum(1), x).right()
 
 
 def _chain(x: torch.Tensor) -> torch.Tensor:
@@ -297,3 +303,19 @@ def test_the_ratio_of_the_reference_itself_is_told() -> None:
     assert found.ratio > LIMIT
     assert found.own_ratio is not None
     assert found.own_ratio <= 1
+
+
+@pytest.mark.slow
+def test_right_kernels_are_accepted_and_wrong_ones_that_show_are_found() -> None:
+    """``python -m tests.core.run.rounding_cases`` has a line for each."""
+    cases = [(dtype, case) for dtype in rounding_cases.DTYPES for case in rounding_cases.cases(dtype)]
+    judged_otherwise = [
+        (str(dtype), case.name)
+        for dtype, case in cases
+        if (case.right or case.shows) and rounding_cases.judged(case).right() is not case.right
+    ]
+    assert len(cases) > 240
+    assert judged_otherwise == [
+        # Each addition of the same terms rounds the same way; kernels that add 4,096 of them one by one are rare.
+        ("torch.float32", "sum of a constant, one after the other")
+    ]

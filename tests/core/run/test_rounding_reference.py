@@ -179,7 +179,7 @@ def test_sums_accumulate_in_the_low_dtype_at_last() -> None:
     runs = ReferenceRuns(lambda x: x.sum(-1), [drawn(8, 4096, dtype=torch.bfloat16).abs()])
     each, low = (float(units_of(runs, rounding).median()) / 2**16 for rounding in (EACH_OP, LOW))
     assert each < 3
-    assert low > 10
+    assert low > 5
 
 
 def test_cancellation_is_in_the_samples() -> None:
