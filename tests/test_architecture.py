@@ -69,7 +69,7 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ),
     (
         "extensions.kernels",
-        "calls conditions displaced gradients hygiene inputs kind lines lost misses smallest variations where",
+        "calls conditions displaced example gradients hygiene inputs kind lines lost misses smallest variations where",
     ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (

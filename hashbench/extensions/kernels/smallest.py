@@ -151,7 +151,8 @@ def _shrunk(search: _Search, size: int) -> int:
 
 
 def _try_size(search: _Search, size: int, wanted: int) -> bool:
-    for start in dict.fromkeys((0, size - wanted)):
+    striking = [min(place, size - wanted) for place in _striking(search, size)]
+    for start in dict.fromkeys((0, size - wanted, *striking)):
         for indices in (False, True):
             args = tuple(_resized(argument, size, wanted, start, indices=indices) for argument in search.best)
             if search.keeps(args):
@@ -159,6 +160,18 @@ def _try_size(search: _Search, size: int, wanted: int) -> bool:
             if not any(_is_index(argument) for argument in search.best):
                 break
     return False
+
+
+def _striking(search: _Search, size: int) -> list[int]:
+    """Return where the largest element of each tensor lies along a dimension of a size; NaN counts as largest."""
+    found = []
+    for position in search.tensors():
+        tensor = search.best[position]
+        if size in tensor.shape and tensor.is_floating_point() and _is_plain(tensor):
+            flat = tensor.detach().abs().nan_to_num(nan=math.inf, posinf=math.inf).flatten().argmax()
+            indices = torch.unravel_index(flat, tensor.shape)
+            found += [int(place) for place, length in zip(indices, tensor.shape, strict=True) if length == size]
+    return found[:4]
 
 
 def _is_index(argument: Any) -> bool:
