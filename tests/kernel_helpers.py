@@ -68,6 +68,32 @@ def last(values: np.ndarray[Any, Any]) -> float:
     return float(values[-1])
 
 
+TRITON = """
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_heuristics, triton_helpers
+from torch._inductor.runtime.hints import DeviceProperties
+triton_helpers.set_driver_to_gpu()
+
+@triton_heuristics.pointwise(
+    size_hints={'x': 4}, filename=__file__,
+    triton_meta={'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'XBLOCK': 'constexpr'}, 'constants': {},
+        'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, warp_size=32)},
+    inductor_meta={'grid_type': 'FixedGrid', 'fixed_grid': ['1', '1', '1'], 'mutated_arg_names': []},
+)
+@triton.jit
+def cpp_fused_fake_0(in_ptr0, out_ptr0, XBLOCK : tl.constexpr):
+    index = tl.arange(0, 2)
+    tl.store(out_ptr0 + index, tl.load(in_ptr0 + index) + XBLOCK)
+"""
+TRITON_CONFIG = "triton.Config({'XBLOCK': 4096}, num_warps=4, num_stages=1)"
+
+
+def triton_kernel() -> FakeKernel:
+    """A kernel whose source is Triton: it adds its block size to two values."""
+    return FakeKernel(added, source=TRITON, types=("*fp32", "*fp32"), config=TRITON_CONFIG)
+
+
 def call_of(kernel: FakeKernel, count: int = 300) -> CapturedCall:
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     return capture(kernel, (values, torch.zeros(2)), {}, limit_bytes=2**20)

@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,7 +100,11 @@ def _script(blamed: BlamedCall, kernel: CompiledKernel, *, limit: float, seen_in
     for result in blamed.results:
         if result.reference.shape != result.allowed.shape:
             bad(f"{result.name} has a different shape than its allowed error")
-    values = script.call_values(call, heading=_heading(blamed, kernel, seen_in=seen_in), requirements=writer.metadata())
+    device = interpreted_as(kernel)
+    requirements = writer.metadata(packages=filter(None, [writer.distribution_of("hashbench") if device else ""]))
+    values = script.call_values(call, heading=_heading(blamed, kernel, seen_in=seen_in), requirements=requirements)
+    if device:  # hashbench makes it, not torch
+        values |= {"triton": False, "kernel_types": ""}
     expected = [(repr(result.name), _place(blamed, result), _number(result.eager)) for result in blamed.results]
     return writer.render(
         "accuracy.py.jinja",
@@ -110,8 +115,15 @@ def _script(blamed: BlamedCall, kernel: CompiledKernel, *, limit: float, seen_in
             "demo": "Makes the call once, from the recorded inputs, and compares it with a float64 reference.",
             "limit": script.as_python(limit),
             "expected": expected,
+            "interpreted_as": device,
         },
     )
+
+
+def interpreted_as(kernel: CompiledKernel) -> str:
+    """Return the device that is not there for which a kernel was made (``cuda:90``); empty if it is where it runs."""
+    stand_in: Any = getattr(kernel.plan.call, "kernel", None)
+    return f"cuda:{stand_in.triton_meta['device'].cc}" if hasattr(stand_in, "refused") else ""
 
 
 def _place(blamed: BlamedCall, result: ExpectedResult) -> int:
@@ -133,7 +145,14 @@ def _heading(blamed: BlamedCall, kernel: CompiledKernel, *, seen_in: str) -> str
         f"The mistake also shows in float64: {blamed.semantic}." if blamed.semantic else "",
     ]
     claim = f"{call.op} gives results that rounding does not explain."
-    return writer.heading(claim, " ".join(filter(None, facts)), needs=writer.needs_of(kernel, call.device.type))
+    return writer.heading(claim, " ".join(filter(None, facts)), needs=_needs(kernel, call.device.type))
+
+
+def _needs(kernel: CompiledKernel, device: str) -> str:
+    missing = interpreted_as(kernel)
+    if not missing:
+        return writer.needs_of(kernel, device)
+    return f"It needs hashbench and Triton: kernel.py was made for {missing}, and is interpreted."
 
 
 def run_accuracy_repro(folder: Path, *, timeout: float, by: writer.RunsPython = new_python) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import Finished, new_python
 from hashbench.core.run.rounding import LIMIT
 from hashbench.extensions.compiled.repro import BlamedCall, ExpectedResult, write_accuracy_repro
-from tests.kernel_helpers import FakeKernel, Scatter, added, call_of, captured_kernel
+from tests.kernel_helpers import FakeKernel, Scatter, added, call_of, captured_kernel, triton_kernel
 
 aten: Any = torch.ops.aten
 
@@ -60,6 +61,23 @@ def test_folder_has_the_source_of_the_kernel(tmp_path: Path) -> None:
     assert "out = kernel(t[0], t[1])\n" in text
     assert "for place in [1]:" in text
     assert {path.name for path in (tmp_path / "repro").iterdir()} == {"repro.py", "tensors.pt", "kernel.cpp"}
+
+
+@pytest.mark.slow
+def test_a_kernel_for_a_device_that_is_not_there_is_interpreted_by_hashbench(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    kernel: Any = triton_kernel()
+    kernel.kernel = SimpleNamespace(refused="", triton_meta={"device": SimpleNamespace(cc=90)})
+    call = call_of(kernel)
+    values = torch.randn(300, generator=torch.Generator().manual_seed(0))  # as ``call_of`` has them
+    right = (values[:2] + 100).double()  # the kernel adds its block size, that of four elements
+    found = ExpectedResult("buf0", 1, right, torch.ones_like(right))
+    write_accuracy_repro(tmp_path / "repro", BlamedCall(call, (found,)))
+    script = (tmp_path / "repro" / "repro.py").read_text()
+    assert "It needs hashbench and Triton: kernel.py was made for cuda:90, and is interpreted." in script
+    finished = done(tmp_path / "repro")
+    assert finished.status == 1, finished.stderr[-2000:]
+    assert ratio_of(finished) == pytest.approx(96, abs=1e-3)
 
 
 @pytest.mark.parametrize(

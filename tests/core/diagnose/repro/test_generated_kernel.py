@@ -20,7 +20,17 @@ from hashbench.core.diagnose.repro.call_arguments import BadCallError, check_ker
 from hashbench.core.errors import HashbenchError
 from hashbench.core.processes import new_python
 from tests.core.diagnose.repro.writing import REPEAT, differs, ran, written
-from tests.kernel_helpers import SOURCE, FakeKernel, Scatter, added, call_of, captured_kernel
+from tests.kernel_helpers import (
+    SOURCE,
+    TRITON,
+    TRITON_CONFIG,
+    FakeKernel,
+    Scatter,
+    added,
+    call_of,
+    captured_kernel,
+    triton_kernel,
+)
 
 
 @pytest.fixture
@@ -41,38 +51,13 @@ def test_folder_has_the_source_beside_the_tensors(folder: Path) -> None:
     assert "hashbench replay" not in report
 
 
-TRITON = """
-import triton
-import triton.language as tl
-from torch._inductor.runtime import triton_heuristics, triton_helpers
-from torch._inductor.runtime.hints import DeviceProperties
-triton_helpers.set_driver_to_gpu()
-
-@triton_heuristics.pointwise(
-    size_hints={'x': 4}, filename=__file__,
-    triton_meta={'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'XBLOCK': 'constexpr'}, 'constants': {},
-        'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, warp_size=32)},
-    inductor_meta={'grid_type': 'FixedGrid', 'fixed_grid': ['1', '1', '1'], 'mutated_arg_names': []},
-)
-@triton.jit
-def cpp_fused_fake_0(in_ptr0, out_ptr0, XBLOCK : tl.constexpr):
-    index = tl.arange(0, 2)
-    tl.store(out_ptr0 + index, tl.load(in_ptr0 + index) + XBLOCK)
-"""
-CONFIG = "triton.Config({'XBLOCK': 4096}, num_warps=4, num_stages=1)"
-
-
-def triton_kernel() -> FakeKernel:
-    return FakeKernel(added, source=TRITON, types=("*fp32", "*fp32"), config=CONFIG)
-
-
 def test_a_triton_kernel_is_run_with_the_configuration_that_it_had(tmp_path: Path) -> None:
     call = call_of(triton_kernel())
     folder = written(tmp_path / "repro", call, REPEAT)
     script, report = ((folder / name).read_text() for name in ("repro.py", "REPORT.md"))
     assert (folder / "kernel.py").read_text() == TRITON
     assert not (folder / "kernel.cpp").exists()
-    assert f"autotuner.configs = [{CONFIG}]" in script
+    assert f"autotuner.configs = [{TRITON_CONFIG}]" in script
     assert "It needs torch with Triton, whose interpreter runs the kernel." in script
     assert "`tensors.pt` and `kernel.py`" in report
     saved = call_file.read_checked(folder).call
