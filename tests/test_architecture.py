@@ -75,7 +75,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     (
         "extensions.compiled",
         "amplification aot aot_graphs as_device.backend as_device.codegen as_device.interpreter as_device.kernels "
-        "as_device.libdevice cause check compilations decompositions dynamo_graphs evaluate fallbacks "
+        "as_device.libdevice as_device.substitute cause "
+        "check compilations decompositions dynamo_graphs evaluate fallbacks "
         "function indices judge kernel_list ladder lowered memory mutations names observed passes program "
         "reference repro roundings split tensor_ops toolchain units",
     ),

@@ -102,6 +102,7 @@ class KernelCall:
         writes: in the order of its arguments.
         last: names of the buffers that no later call of this graph writes.
         launch: configuration of a Triton kernel; empty for anything else.
+        refused: why it did not run, and ATen computed what it was to write; empty if it ran.
     """
 
     node: str
@@ -111,3 +112,4 @@ class KernelCall:
     writes: tuple[BufferWrite, ...] = ()
     last: frozenset[str] = frozenset()
     launch: str = ""
+    refused: str = ""

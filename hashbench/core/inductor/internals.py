@@ -464,13 +464,7 @@ class CapturedGraphs(ModulePatch):
             self._put(observer, **{name: _watched_pass(getattr(observer, name), self)})
 
     def _compiled(self, graph: Any, module: Any) -> None:
-        nodes = {}
-        for buffer in graph.buffers:
-            writers = last_writer(buffer, graph), buffer  # a mutation may have no node of its own
-            origins = [writer.get_origin_node() for writer in writers if hasattr(writer, "get_origin_node")]
-            node = next((origin for origin in origins if origin is not None), None)
-            if node is not None:
-                nodes[buffer.get_name()] = node
+        nodes = nodes_of(graph)
         facts = BufferFacts({name: facts_of(node) for name, node in nodes.items()})
         path = module.__file__
         vars(module)[_FACTS] = facts  # of this module alone: another graph may have the same text
@@ -609,6 +603,18 @@ def backends() -> tuple[str, ...]:
     import torch._dynamo
 
     return tuple(torch._dynamo.list_backends(exclude_tags=None))
+
+
+def nodes_of(graph: Any) -> dict[str, Any]:
+    """Return the node whose value each buffer of a ``GraphLowering`` holds after its last writer, by buffer name."""
+    nodes = {}
+    for buffer in graph.buffers:
+        writers = last_writer(buffer, graph), buffer  # a mutation may have no node of its own
+        origins = [writer.get_origin_node() for writer in writers if hasattr(writer, "get_origin_node")]
+        node = next((origin for origin in origins if origin is not None), None)
+        if node is not None:
+            nodes[buffer.get_name()] = node
+    return nodes
 
 
 def last_writer(buffer: Any, graph: Any) -> Any:

@@ -54,6 +54,11 @@ class GeneratedKernel:
         return self.plan.call.expression() if isinstance(self.plan.call, TritonLaunch) else ""
 
     @property
+    def refused(self) -> str:
+        """Why an interpreter did not run the last call, whose results ATen computed; empty if it ran."""
+        return str(getattr(getattr(self.plan.call, "kernel", None), "refused", ""))
+
+    @property
     def source(self) -> str:
         """The C++ or Triton that it was compiled from; empty if the module's file is gone."""
         kernel = wrapper_of(self.path).kernel(self.plan.name)

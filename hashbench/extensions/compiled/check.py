@@ -35,6 +35,7 @@ from hashbench.core.run.workload import Workload
 from hashbench.core.text import count, join_limited
 from hashbench.extensions.compiled import compiled_kernels
 from hashbench.extensions.compiled.advice import LEFT_OUT, advice_for
+from hashbench.extensions.compiled.as_device.backend import refuse_settings
 from hashbench.extensions.compiled.cause import CompiledCase, explain, of_facts, undeclared
 from hashbench.extensions.compiled.compilations import Compiled, compiled_again, in_fresh_process, program_of
 from hashbench.extensions.compiled.compiled_kernels import ListedKernel
@@ -81,6 +82,7 @@ class CompiledCheck:
         """Make all runs, and return the outcome with the worst status."""
         try:
             check_backend(self.options.backend)
+            refuse_settings(self.options.backend)
         except HashbenchError as error:  # of a machine of a cluster, which the sweep's own cannot know
             facts = (CompiledFacts(stage="dynamo"),)
             return Outcome(Status.REFERENCE_FAIL, self.level, failure=Failure(str(error)), facts=facts)
@@ -349,7 +351,13 @@ def _unseen(graphs: Mapping[str, CompiledGraph], found: Judged | None) -> str:
     why = why_hidden(unseen) if unseen else ""
     if found is None and graphs:
         return f"kernels {NOT_SEEN}{f': {why}' if why else ''}"
-    return f"the kernels of {count(len(unseen), 'graph')} {NOT_SEEN}: {why}" if why else ""
+    words = [f"the kernels of {count(len(unseen), 'graph')} {NOT_SEEN}: {why}"] if why else []
+    refused = {} if found is None else found.judgement.refused
+    if refused:
+        words.append(
+            f"{count(len(refused), 'kernel')} {NOT_SEEN}, ATen ran in place of: {next(iter(refused.values()))}"
+        )
+    return "; ".join(words)
 
 
 def _seen(found: Judged) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class NoValueReason(enum.StrEnum):
     LAYOUT = "layout"
     RAISED = "raised"
     NOT_IN_FLOAT64 = "not in float64"
+    NOT_RUN = "kernel not run"
 
 
 class NotEvaluated(Exception):  # noqa: N818 - an answer, not an error

@@ -93,12 +93,14 @@ class KernelJudgement:
         lost: values that were written over before they were read.
         unchecked: number of written buffers without a reference, by reason.
         kernels: number of calls.
+        refused: why kernels did not run, by their names.
     """
 
     buffers: tuple[JudgedBuffer, ...] = ()
     lost: tuple[LostInput, ...] = ()
     unchecked: Mapping[str, int] = field(default_factory=Counter)
     kernels: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def checked(self) -> float:
@@ -131,14 +133,17 @@ class KernelJudge:
         self._lost: list[LostInput] = []
         self._unchecked: Counter[str] = Counter()
         self._kernels = 0
+        self._refused: dict[str, str] = {}
 
     def observe(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Generator[None, KernelCall, None]:
         """Judge the calls of one graph. Inputs that it uses are copied: a kernel may write over them."""
         running = _GraphCall(self._plan(graph), inputs)
         try:
             while True:
-                running.called((yield))
+                call = yield
+                running.called(call)
                 self._kernels += 1
+                self._refused |= {call.kernel: call.refused} if call.refused else {}
         finally:
             running.end()
             self._buffers += running.buffers
@@ -147,7 +152,9 @@ class KernelJudge:
 
     def result(self) -> KernelJudgement:
         """Return what was found out about all calls that have ended."""
-        return KernelJudgement(tuple(self._buffers), tuple(self._lost), Counter(self._unchecked), self._kernels)
+        return KernelJudgement(
+            tuple(self._buffers), tuple(self._lost), Counter(self._unchecked), self._kernels, dict(self._refused)
+        )
 
 
 class _GraphPlan:
@@ -224,6 +231,8 @@ class _GraphCall:
         values: Evaluator,
         shapes: dict[torch.fx.Node, Sequence[int]],
     ) -> JudgedBuffer:
+        if call.refused:
+            raise NotEvaluated(NoValueReason.NOT_RUN, call.refused)
         if node is None:
             raise NotEvaluated(NoValueReason.NO_ORIGIN, write.buffer)
         subgraph = subgraph_of(node, self._recorded, self._plan.operands)

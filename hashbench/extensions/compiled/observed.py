@@ -101,7 +101,9 @@ class KernelWatcher(TraceCallback):
         last = wrapper_of(self._path).last_writers.get(line, frozenset()) & self._used[self._path]
         writes = tuple(_write(name, tensor) for name, tensor in named)
         launch = func.launch if isinstance(func, GeneratedKernel) else ""
-        shown = KernelCall(node, kernel, isinstance(func, GeneratedKernel), self._reads, writes, last, launch)
+        refused = func.refused if isinstance(func, GeneratedKernel) else ""
+        generated = isinstance(func, GeneratedKernel)
+        shown = KernelCall(node, kernel, generated, self._reads, writes, last, launch, refused)
         with untraced():
             for observed in self._open:
                 observed.send(shown)

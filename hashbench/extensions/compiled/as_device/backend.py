@@ -6,10 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 from torch._guards import detect_fake_mode
 
+from hashbench.core.errors import HashbenchError
 from hashbench.extensions.compiled.as_device.codegen import CUDA, generating, moved
-from hashbench.extensions.compiled.as_device.devices import NamedDevice
+from hashbench.extensions.compiled.as_device.devices import NamedDevice, device_of
+
+_REFUSED = (("cpp_wrapper", "cpp_wrapper"), ("triton.cudagraphs", "CUDA graphs"))
+"""Settings of Inductor whose programs call kernels without Python, and what they are called."""
+
+
+def refuse_settings(backend: str) -> None:
+    """Raise unless a backend, if it generates code for a device that is not there, can be interpreted as Inductor is
+    set.
+
+    Raises:
+        HashbenchError: kernels are not called from Python; there is no such device.
+    """
+    device = device_of(backend)
+    for name, words in _REFUSED if device is not None else ():
+        setting: Any = inductor_config
+        for part in name.split("."):
+            setting = getattr(setting, part)
+        if setting:
+            raise HashbenchError(
+                f"--as {device} cannot be combined with {words}",
+                consequence="its kernels are not called from Python, so that nothing can interpret them",
+                tip=f"Unset torch._inductor.config.{name} in the model's file and the environment.",
+            )
 
 
 class InductorAs:

@@ -16,9 +16,11 @@ from unittest.mock import patch
 
 import torch
 
+from hashbench.core.inductor.internals import nodes_of
 from hashbench.extensions.compiled.as_device.devices import NamedDevice
 from hashbench.extensions.compiled.as_device.interpreter import Driver
-from hashbench.extensions.compiled.as_device.kernels import kernel_of
+from hashbench.extensions.compiled.as_device.kernels import InterpretedKernel, kernel_of
+from hashbench.extensions.compiled.as_device.substitute import Substitute
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -117,9 +119,15 @@ def _compiled(_: Any, device: NamedDevice, kernel_name: str, source_code: str, d
 
 def _loaded(load: Any, *args: Any, **kwargs: Any) -> Any:
     """Load a generated module, whose names of devices mean the CPU."""
+    from torch._inductor.virtualized import V
+
     module = load(*args, **kwargs)
     values = vars(module)
     if "torch" in values and "recursively_apply_fns" in values:
+        graph: Any = V.graph
+        for value in values.values():
+            if isinstance(value, InterpretedKernel):
+                value.substitute = Substitute(graph.module, nodes_of(graph), module.__file__)
         values.update(torch=_Torch(), device=_answering(CPU))
     return module
 

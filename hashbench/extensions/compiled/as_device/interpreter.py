@@ -259,6 +259,7 @@ def _mend(modules: Mapping[str, ModuleType], device: NamedDevice, memory: Memory
         setattr(builder, name, memory.guarded(getattr(builder, name)))
     builder.create_dot = lambda _, a, b, d, *__: values.dot(a, b, d)
     builder.create_extern_elementwise = lambda _, __, ___, symbol, given, kind, ____: values.called(symbol, given, kind)
+    builder.create_inline_asm = lambda _, asm, __, given, kinds, *___: values.instructed(asm, given, kinds)
     interpreter.ReduceOps.generic_reduce = lambda reduction, given: values.reduced(reduction, given)
     interpreter.ScanOps.generic_scan = lambda scan, given: values.scanned(scan, given)
     triton: Any = modules[_TRITON]
@@ -330,6 +331,12 @@ class _Values:
         """Return what a function of ``libdevice`` gives."""
         data = libdevice.computed(symbol, [each.data for each in given])
         return self._handle(data.astype(self._numpy_type(kind)), kind.scalar)
+
+    def instructed(self, asm: str, given: Sequence[Any], kinds: Sequence[Any]) -> Any:
+        """Return the result of an instruction in PTX, as ``tl.inline_asm_elementwise`` takes it."""
+        data = libdevice.instructed(asm, [each.data for each in given])
+        result = self._handle(data.astype(self._numpy_type(kinds[0])), kinds[0].scalar)
+        return SimpleNamespace(get_result=lambda _: result)
 
     def reduced(self, reduction: Any, given: Sequence[Any]) -> list[Any]:
         """Return what ``tl.reduce`` gives: the halves of what is reduced are combined until one element is left."""

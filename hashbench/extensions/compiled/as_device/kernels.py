@@ -33,6 +33,7 @@ class InterpretedKernel:
         configs: the first one is that of every call.
         triton_interpret: as a ``CachingAutotuner`` has it, whose kernel is interpreted.
         refused: why the interpreter did not run the last call; empty if it did.
+        substitute: makes a call that the interpreter refuses, from the kernel's arguments; ``None``: nothing does.
     """
 
     triton_interpret = True
@@ -53,6 +54,7 @@ class InterpretedKernel:
         self.mutated_arg_names: tuple[str, ...] = tuple(inductor_meta.get("mutated_arg_names", ()))
         self.source, self.filename = source, filename
         self.refused = ""
+        self.substitute: Callable[[Sequence[Any]], None] | None = None
         self._triton = triton
 
     @property
@@ -69,8 +71,29 @@ class InterpretedKernel:
             options: configuration of this call, by name (``XBLOCK``); others as in the first of ``configs``.
 
         Raises:
-            NotInterpretedError: the interpreter refuses it. Its results may have been written in part.
+            NotInterpretedError: the interpreter refuses it, and nothing stands in. Its results may be written in part.
         """
+        self.refused, updated = "", self._updated(args)
+        try:
+            self._run(args, options)
+        except NotInterpretedError as refusal:
+            for tensor, before in updated:
+                tensor.copy_(before)
+            if self.substitute is None:
+                raise
+            self.substitute(args)
+            self.refused = str(refusal)
+
+    def _updated(self, args: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the arguments that a call reads and writes, each with a copy."""
+        if self.substitute is None:
+            return []
+        tensors = [
+            value for name, value in zip(self.fn.arg_names, args, strict=False) if name in self.mutated_arg_names
+        ]
+        return [(tensor, tensor.clone()) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+    def _run(self, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         chosen = {**self.configs[0].kwargs, **options}
         given = self._named(args, chosen)
         numbers = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}

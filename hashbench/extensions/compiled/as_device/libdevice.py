@@ -19,6 +19,15 @@ def _trunc_integer(value: torch.Tensor) -> torch.Tensor:
     return value.round().to(torch.int64)
 
 
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return (a.double() * b.double() + c.double()).to(a.dtype)
+
+
+INSTRUCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"fma.rn.f32": _fma, "rcp.approx.ftz.f32": torch.reciprocal}
+)
+"""Instructions in PTX that Inductor writes into its kernels."""
+
 _AS_IN_TORCH = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "erf", "erfc"),
     *("erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "ldexp", "lgamma", "log", "log10", "log1p", "log2"),
@@ -47,7 +56,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "fast_sin": torch.sin,
         "fast_cos": torch.cos,
         "ilogb": lambda value: (torch.frexp(value).exponent - 1).to(torch.int32),
-        "fma": lambda a, b, c: (a.double() * b.double() + c.double()).to(a.dtype),
+        "fma": _fma,
         "cyl_bessel_i0": torch.special.i0,
         "cyl_bessel_i1": torch.special.i1,
         "j0": torch.special.bessel_j0,
@@ -76,5 +85,22 @@ def computed(symbol: str, operands: Sequence[Any]) -> Any:
     function = FUNCTIONS.get(name) or FUNCTIONS.get(short)
     if function is None:
         raise NotImplementedError(f"libdevice.{name}")
+    return _applied(function, operands)
+
+
+def instructed(asm: str, operands: Sequence[Any]) -> Any:
+    """Return what one instruction in PTX gives for NumPy arrays: ``fma.rn.f32 $0, $1, $2, $3;``.
+
+    Raises:
+        NotImplementedError: it is not known here.
+    """
+    name, _, order = asm.strip().removesuffix(";").partition(" ")
+    in_order = ", ".join(f"${at}" for at in range(len(operands) + 1))
+    if name not in INSTRUCTIONS or order != in_order:
+        raise NotImplementedError(f"inline assembly {asm.strip()!r}")
+    return _applied(INSTRUCTIONS[name], operands)
+
+
+def _applied(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     tensors = [torch.from_numpy(np.ascontiguousarray(operand)) for operand in operands]
     return function(*tensors).numpy().reshape(np.shape(operands[0]))

@@ -12,11 +12,17 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
+from hashbench.core.check.model import BenchmarkRunner
+from hashbench.core.errors import HashbenchError
 from hashbench.core.inductor.internals import CapturedGraphs, wrapper_of
-from hashbench.extensions.compiled.as_device import codegen
-from hashbench.extensions.compiled.as_device.backend import InductorAs
+from hashbench.core.records import Failure, RunOptions
+from hashbench.core.run.workload import Workload
+from hashbench.extensions.compiled.as_device import codegen, libdevice
+from hashbench.extensions.compiled.as_device.backend import InductorAs, refuse_settings
 from hashbench.extensions.compiled.as_device.devices import DEVICES
-from hashbench.extensions.compiled.program import compiling
+from hashbench.extensions.compiled.judge import KernelJudge
+from hashbench.extensions.compiled.observed import KernelWatcher
+from hashbench.extensions.compiled.program import compiling, runs_under
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +54,7 @@ KINDS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
     "scan of pairs": (lambda x: x.logcumsumexp(-1), (4, 64)),
     "sort": (lambda x: x.sort(-1).values, (4, 64)),
     "scatter": (lambda x: torch.zeros(4).index_add(0, torch.arange(64) % 4, x), (64,)),
+    "inline assembly": (lambda x: x.atan(), (8, 4)),
     "constant": (lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]), (8, 4)),
     "matmul by ATen": (lambda x: (x @ x.T).relu(), (16, 16)),
 }
@@ -77,6 +84,38 @@ def test_gradients_and_random_numbers_are_eager_modes() -> None:
             found.append(weight.grad)
             weight.grad = None
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("setting", "said"), [("cpp_wrapper", "cpp_wrapper"), ("triton.cudagraphs", "CUDA graphs")])
+def test_kernels_that_python_does_not_call_are_refused(setting: str, said: str) -> None:
+    refuse_settings("inductor@cuda:90")
+    with torch._inductor.config.patch({setting: True}):
+        refuse_settings("inductor")
+        with pytest.raises(HashbenchError, match=f"--as cuda:90 cannot be combined with {said}"):
+            refuse_settings("inductor@cuda:90")
+
+
+def test_kernel_that_is_not_interpreted_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATen computes its buffer, and the judge does not count it as right."""
+    known = {name: function for name, function in libdevice.FUNCTIONS.items() if name != "erf"}
+    monkeypatch.setattr(libdevice, "FUNCTIONS", known)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.Linear(4, 4), torch.nn.Tanh())
+    options = RunOptions(backend="inductor@cuda:90")
+    workload = Workload(net, (torch.randn(3, 4),), iterations=1)
+    judge = KernelJudge()
+    with compiling(), CapturedGraphs() as hooks:
+        eager, run = (runs_under(BenchmarkRunner(options), workload, backend=name) for name in (None, options.backend))
+        expected, found = eager(traced=False), run(traced=False)
+        assert not isinstance(expected, Failure)
+        assert not isinstance(found, Failure)
+        run(watcher=KernelWatcher(hooks.graphs, judge))
+    torch.testing.assert_close(found.results["output.0"], expected.results["output.0"])
+    result = judge.result()
+    ((name, why),) = result.refused.items()
+    assert ("gelu" in name, "libdevice.erf" in why) == (True, True)
+    assert result.unchecked == {"kernel not run": 1}
+    assert 0 < result.checked < 1
+    assert all("gelu" not in buffer.kernel for buffer in result.buffers)
 
 
 def test_nothing_of_the_device_is_left() -> None:
