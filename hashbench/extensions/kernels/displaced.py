@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -44,6 +44,28 @@ def displacement(miss: Misses) -> str:
     return _slices(miss) or (sample.elsewhere() if miss.got.dtype in (torch.float32, torch.float64) else "")
 
 
+def moved_input(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
+    """Return which input the kernel seems to have read at other places, if the error is the difference that makes in a
+    sum: ``input 1 is read so that its last two dimensions are transposed``; empty if it is not so."""
+    at = miss.finite.nonzero()
+    if len(at) < 8 or miss.value.is_complex():
+        return ""
+    index = tuple(at[:: -(-len(at) // _SAMPLE)].unbind(1))
+    error, unit = miss.error[index], miss.unit[index]
+    for name, tensor in inputs.items():
+        if tensor.shape != miss.value.shape or not tensor.is_floating_point():
+            continue
+        values = tensor.detach().to("cpu", torch.float64)
+        for words, source in _suppositions(miss.value.shape):
+            there = source(index)
+            known = _exist(there, miss.value.shape)
+            from_there = tuple(part[known] for part in there)
+            left = error[known] - (values[from_there] - values[index][known])
+            if float((left.abs() <= NEAR * unit[known]).sum()) >= _FOUND * len(error):
+                return f"{name} is read at other places: {words}"
+    return ""
+
+
 class _Sample:
     """Some wrong elements, with what was got there."""
 
@@ -57,9 +79,7 @@ class _Sample:
         self._chance = self._agree(anywhere)
 
     def _agree(self, source: Index) -> float:
-        known = torch.ones(len(self._got), dtype=torch.bool)
-        for dim, index in enumerate(source):
-            known &= (index >= 0) & (index < self._miss.exact.shape[dim])
+        known = _exist(source, self._miss.exact.shape)
         source = tuple(index[known] for index in source)
         if int(known.sum()) < max(0.5 * len(known), 1):
             return 0.0
@@ -91,6 +111,14 @@ class _Sample:
         here = [int(index[first]) for index in self._at]
         source = [int(index) for index in torch.unravel_index(places[first], self._miss.exact.shape)]
         return f"{here} has the value of {source}"
+
+
+def _exist(places: Index, shape: torch.Size) -> torch.Tensor:
+    """Return which places lie inside a shape."""
+    known = torch.ones(len(places[0]), dtype=torch.bool)
+    for index, size in zip(places, shape, strict=True):
+        known &= (index >= 0) & (index < size)
+    return known
 
 
 def _sample(miss: Misses) -> _Sample | None:

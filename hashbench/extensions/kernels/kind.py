@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +17,7 @@ from hashbench.core.run.rounding_judge import Bias, JudgedResult
 from hashbench.core.text import percent
 from hashbench.core.trace.digest import dtype_name
 from hashbench.extensions.kernels.conditions import fitting
-from hashbench.extensions.kernels.displaced import displacement
+from hashbench.extensions.kernels.displaced import displacement, moved_input
 from hashbench.extensions.kernels.factors import factor_words
 from hashbench.extensions.kernels.lines import factor_of_lines, lines_of
 from hashbench.extensions.kernels.lost import lost_by_index, lost_carry, lost_elements, lost_on_average
@@ -36,6 +37,9 @@ _SMOOTH = 0.8
 
 _APPROXIMATE = 0.03
 """Largest error over the largest magnitude of a result that is called an approximation."""
+
+_MAINLY = 0.5
+"""Share of the wrong elements that NaN and infinities must be to be the kind of fault."""
 
 _ALL_SIZES = 20.0
 """Powers of ten that numbers in memory which nobody wrote span."""
@@ -67,17 +71,26 @@ def kind_of(
     if miss is None:
         words = lost_on_average(whole(judged, got), inputs or {}) if judged.bias is not None else ""
         return (FaultKind.LOST_ELEMENTS, words, _ONLY_MEAN) if words else _of_bias(judged.bias, got, judged.exact)
-    for found in _guesses(miss, earlier, poison, inputs or {}):
-        if found is not None:
-            return found
-    return FaultKind.BEYOND_ROUNDING, _size(miss), ""
+    special = _non_finite(miss)
+    if special is not None and special.share >= _MAINLY:
+        return _garbage(miss) or (FaultKind.NON_FINITE, special.words, "")
+    found = next(filter(None, _guesses(miss, whole(judged, got), earlier, poison, inputs or {})), None)
+    kind, detail, doubt = found or (FaultKind.BEYOND_ROUNDING, _size(miss), "")
+    if special is not None and kind is not FaultKind.UNWRITTEN:
+        if kind is FaultKind.BEYOND_ROUNDING:
+            return FaultKind.NON_FINITE, f"{special.words} ({percent(special.share)} of what is wrong)", ""
+        detail += f"; {special.words} as well"
+    return kind, detail, doubt
 
 
 def _guesses(
-    miss: Misses, earlier: Sequence[torch.Tensor], poison: Sequence[int], inputs: Mapping[str, torch.Tensor]
+    miss: Misses,
+    everything: Misses,
+    earlier: Sequence[torch.Tensor],
+    poison: Sequence[int],
+    inputs: Mapping[str, torch.Tensor],
 ) -> Iterator[Kind | None]:
     yield _garbage(miss)
-    yield _non_finite(miss)
     yield _sign_of_zero(miss)
     yield _unwritten(miss, poison)
     yield _stale(miss, earlier)
@@ -93,7 +106,9 @@ def _guesses(
     yield _times_input(miss, inputs)
     if words := lost_by_index(miss, inputs):
         yield FaultKind.LOST_ELEMENTS, words, ""
-    if words := lost_on_average(miss, inputs):
+    if words := moved_input(miss, inputs):
+        yield FaultKind.DISPLACED, words, ""
+    if words := lost_on_average(miss, inputs) or lost_on_average(everything, inputs):
         yield FaultKind.LOST_ELEMENTS, words, ""
     yield lines_of(miss, inputs)
     yield _lower_precision(miss)
@@ -134,19 +149,25 @@ def _garbage(miss: Misses) -> Kind | None:
     return FaultKind.UNWRITTEN, words, "an overflow may also make them"
 
 
-def _non_finite(miss: Misses) -> Kind | None:
+@dataclass(frozen=True, slots=True)
+class _Special:
+    """NaN and infinities in words, and their share of the wrong elements."""
+
+    words: str
+    share: float
+
+
+def _non_finite(miss: Misses) -> _Special | None:
     value, exact = miss.value, miss.exact
     made = miss.wrong & ~value.isfinite() & exact.isfinite()
     hidden = miss.wrong & value.isfinite() & ~exact.isfinite()
     other = miss.wrong & ~value.isfinite() & ~exact.isfinite()
-    spots = [(int(part.sum()), part) for part in (made, hidden, other)]
-    count, part = max(spots, key=lambda spot: spot[0])
-    if not count:
+    part = max((made, hidden, other), key=lambda part: int(part.sum()))
+    if not bool(part.any()):
         return None
     first = tuple(part.nonzero()[0])
     words = f"{number(value[first].item())} where the reference has {number(exact[first].item())}"
-    share = count / int(miss.wrong.sum())
-    return FaultKind.NON_FINITE, words if share == 1 else f"{words}; {percent(share)} of the wrong elements", ""
+    return _Special(words, int(part.sum()) / int(miss.wrong.sum()))
 
 
 def _sign_of_zero(miss: Misses) -> Kind | None:

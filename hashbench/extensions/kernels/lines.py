@@ -19,6 +19,9 @@ _LEAST = 8
 _FAR_BETTER = 0.4
 """What a factor for each line must leave of the error that one factor for all leaves."""
 
+_ROUNDING = 0.5
+"""Units that one factor for all must leave, by root mean square, for others to be looked for."""
+
 _STATISTICS = "as if its mean or variance were off"
 _SHARED = "a sum that each of them divides by may lack elements, or have too many: it scales them as well"
 
@@ -44,6 +47,8 @@ def lines_of(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
 
 def factor_of_lines(miss: Misses, left: float) -> Kind | None:
     """Return a factor of each line if they explain much more than one factor for all, which leaves ``left``."""
+    if left < _ROUNDING * rms(miss.unit[miss.finite]):
+        return None
     for dims, name in _lines(miss):
         lines = _Lines(miss, dims)
         if lines.many and (found := lines.factor()) and lines.left < _FAR_BETTER * left:

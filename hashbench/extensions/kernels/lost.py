@@ -23,7 +23,7 @@ _EXPLAINED = 0.5
 _FEWEST = 64
 """Elements from which on a regression counts: of fewer, some of many groups of terms fits by chance."""
 
-_CHANCE = 1e-3
+_CHANCE = 1e-2
 """Probability with which a term may be the error of a single element by chance."""
 
 _BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -174,6 +174,9 @@ def _lost_of(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
     error, unit = (miss.error[index].reshape(-1), miss.unit[index].reshape(-1))
     for sign, verb in ((-1.0, "lacks"), (1.0, "counts twice")):
         wanted = sign * error
+        everything = (wanted - made.terms.sum(1)).abs() <= NEAR * unit
+        if float(everything.double().mean()) > 0.8:
+            continue  # it is scaled
         for terms, places in _groups(made.terms):
             agree = (wanted[:, None] - terms).abs() <= NEAR * unit[:, None]
             share = agree.double().mean(0)

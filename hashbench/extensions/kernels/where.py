@@ -9,6 +9,7 @@ say which elements inside and outside of it are wrong. A description that fits b
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], *, unsure
     if mask.number == mask.total:
         return ""
     whole = _Candidate(Words("", 0.0), 0, mask.total, mask.number, lambda: mask.wrong.new_ones(()))
-    places = [*_products(mask), *_unions(mask), *_in_memory(mask), *_diagonals(mask)]
+    places = [*_products(mask), *_unions(mask), *_crossed(mask), *_in_memory(mask), *_diagonals(mask)]
     conditions = [
         mask.candidate(Words(found.words.text, _CHOICES * found.words.bits), found.mask, condition=True)
         for found in conditions_on(mask.wrong, inputs, mask.known)
@@ -320,6 +321,28 @@ def _unions(mask: _Mask) -> Iterator[_Candidate]:
     words = min(union, Words(f"all but {block.words.text}", block.words.bits + 1), key=lambda words: words.bits)
     inside, hits = mask.total - block.inside, mask.number - (block.inside - block.hits)
     yield _Candidate(words, len(cuts), inside, hits, lambda: ~block.mask())
+
+
+def _crossed(mask: _Mask) -> Iterator[_Candidate]:
+    """Yield what lies in slices of one of two dimensions and not of both: tiles beside the diagonal."""
+    for first, second in itertools.combinations([dim for dim, size in enumerate(mask.shape) if size > 1], 2):
+        cuts = [_fuller(mask, first), _fuller(mask, second)]
+        text = f"{cuts[0].words.text} or {cuts[1].words.text}, not both"
+        words = Words(text, sum(cut.words.bits for cut in cuts) + 3)
+        rank = len(mask.shape)
+        inside = functools.partial(torch.logical_xor, cuts[0].mask(rank), cuts[1].mask(rank))
+        yield mask.candidate(words, inside, parts=2)
+
+
+def _fuller(mask: _Mask, dim: int) -> _Cut:
+    """Return the indices of a dimension with larger shares of wrong elements: those above the widest gap."""
+    counts, sizes = mask.along(dim)
+    shares = counts / sizes.clamp_min(1)
+    ordered = shares.sort().values
+    inside = shares > ordered[int(ordered.diff().argmax())]
+    if not bool(inside.any()):
+        inside[0] = True
+    return _Cut(dim, inside, words_for(inside.nonzero()[:, 0].numpy(), axis_of(mask.shape, dim)))
 
 
 def _in_memory(mask: _Mask) -> Iterator[_Candidate]:

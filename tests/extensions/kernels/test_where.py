@@ -51,6 +51,7 @@ PLACES: dict[str, torch.Tensor] = {
     "rows 96 to 126 in the first 32 columns": _slice(0, slice(96, 127)) & _slice(1, slice(32)),
     "row 5, and column 7": _slice(0, 5) | _slice(1, 7),
     "all but rows 4 to 9 in the first 32 columns": ~(_slice(0, slice(4, 10)) & _slice(1, slice(32))),
+    "the last 13 rows or the last 5 columns, not both": _slice(0, slice(-13, None)) ^ _slice(1, slice(-5, None)),
     "the last 300 elements in memory order": (torch.arange(SIZE * SIZE) >= SIZE * SIZE - 300).view(SIZE, SIZE),
     "the diagonal": torch.eye(SIZE, dtype=torch.bool),
     "above the diagonal": torch.ones(SIZE, SIZE, dtype=torch.bool).triu(1),
@@ -137,6 +138,13 @@ def test_nothing_is_read_into_chance(seed: int) -> None:
     wrong[0, 0] = True
     inputs = {f"input {n}": torch.randn(6, 8, generator=made) for n in range(4)} | {"input 4": torch.arange(6)}
     assert re.match(r"(one element|\d+ elements?|\d+) (of|in) ", places_of(wrong, inputs))
+
+
+def test_elements_that_may_be_either_count_for_nothing() -> None:
+    wrong = _slice(0, slice(96, 127)) & _chance(0.9, SIZE, SIZE) & (X.abs() > 0.01)
+    unsure = (_slice(0, slice(96, 127)) & ~wrong) | _chance(0.2, SIZE, SIZE)
+    assert places_of(wrong, {"input 0": X}, unsure=unsure & ~wrong) == "rows 96 to 126"
+    assert places_of(X.abs() > 0.1, {"input 0": X}, unsure=(X.abs() <= 0.1) & (X[0, 0] != X)) == ""
 
 
 def test_a_power_of_ten() -> None:
