@@ -29,7 +29,7 @@ from hashbench.core.run.distance import unit_roundoff
 from hashbench.core.run.rng import preserved_rng, random_states, states_differ
 from hashbench.core.run.rounding_noise import RandomRounding, folded_terms
 from hashbench.core.run.wide import WIDER, WideMode, default_dtype, widened
-from hashbench.core.trace.arguments import leaves, mapped, tensors_in
+from hashbench.core.trace.arguments import generator_digest, mapped, tensors_in
 from hashbench.core.trace.digest import unobserved, untraced
 from hashbench.core.trace.op_schema import Pattern, plan_of
 
@@ -222,12 +222,15 @@ class _DtypeMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Call the op and note."""
-        output = func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        seeded = plan_of(func).seeded
+        before = generator_digest(args, kwargs) if seeded else 0
+        output = func(*args, **kwargs)
+        if seeded and generator_digest(args, kwargs) != before:  # an op with a probability of zero draws nothing
+            self.drawn = str(func)
         key = func, self._calls[func]
         self._calls[func] += 1
         self.dtypes[key] = tuple(tensor.dtype for tensor in tensors_in(output))
-        if any(isinstance(leaf, torch.Generator) for leaf in leaves([args, kwargs])):
-            self.drawn = str(func)
         return output
 
 

@@ -74,6 +74,8 @@ def test_a_reference_that_draws_is_not_judged() -> None:
         _ = ReferenceRuns(lambda x: functional.dropout(x), [x]).own
     with pytest.raises(NotJudgedError, match=r"aten\.randn"):
         _ = ReferenceRuns(lambda x: x + torch.randn(4, generator=torch.Generator()), [x]).own
+    with pytest.raises(NotJudgedError, match=r"aten\.normal"), torch.random.fork_rng():
+        _ = ReferenceRuns(lambda x: (torch.manual_seed(0), torch.normal(x, 1.0))[1], [x]).own
     assert torch.equal(before, torch.get_rng_state())
     assert ReferenceRuns(lambda x: functional.dropout(x, training=False), [x]).own[0].shape == (4,)
 
