@@ -77,14 +77,14 @@ class Vocabulary(nn.Module):
 
 
 class Histogram(nn.Module):
-    """Count what falls into each bin."""
+    """Sums of the weights that fall into each bin."""
 
     def __init__(self, bins: int) -> None:
         super().__init__()
         self.bins = bins
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.new_zeros(self.bins).index_add(0, rows.long(), torch.ones_like(rows))
+    def forward(self, bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return weights.new_zeros(self.bins).index_add(0, bins, weights)
 
 
 class Symmetric(nn.Module):
@@ -108,7 +108,7 @@ def triton_gather(*, wrong: bool) -> Example:
 
 def triton_atomic_store(*, wrong: bool) -> Example:
     plant_if(wrong, stored_in_place_of_added)
-    return Histogram(8), (torch.randint(8, (100,)).float(),)
+    return Histogram(8), (torch.randint(8, (100,)), torch.full((100,), 0.25))
 
 
 def triton_transpose(*, wrong: bool) -> Example:

@@ -140,7 +140,8 @@ class RunOptions:
         capture_mib: largest call captured for experiments, in MiB.
         tracer: one of :data:`TRACERS`; ``auto``: native if available.
         stress: rerun passing models under perturbations.
-        backend: of ``torch.compile``, whose program is compared with eager mode; empty: no compiled run.
+        backend: of ``torch.compile``, whose program is compared with eager mode; empty: no compiled run. Behind an
+            ``@``: the device that it makes code for.
         compilations: number of compilations that are compared; 1: no further one.
         extensions: names of further extensions that are asked for.
         output: results folder.
@@ -174,6 +175,11 @@ class RunOptions:
     def dtype_column(self) -> str:
         """The ``dtype`` of every row of the sweep, also for models without a result."""
         return self.dtype or "float32"
+
+    @property
+    def made_for(self) -> str:
+        """The device that code is made for: what follows an ``@`` in the backend, else ``device``."""
+        return self.backend.partition("@")[2] or self.device
 
     @property
     def batch_invariant(self) -> bool:

@@ -352,7 +352,7 @@ class _SweepRun:
                 del self.rows[key]
 
     def _run_models(self) -> None:
-        mode, device = self.options.mode, self.options.device
+        mode, device = self.options.mode, self.options.made_for
         reasons = {key: spec.skip_reason(mode, device=device) for key, spec in self.specs.items()}
         missing = [key for key in self.specs if key not in self.rows]
         skipped = [key for key in missing if reasons[key]]

@@ -97,6 +97,13 @@ def test_skip_reason(device: str, mode: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "device"), [("", "cuda:1"), ("inductor", "cuda:1"), ("inductor@cuda:90", "cuda:90"), ("@", "cuda:1")]
+)
+def test_code_is_made_for_the_device_of_the_backend_or_of_the_model(backend: str, device: str) -> None:
+    assert RunOptions(device="cuda:1", backend=backend).made_for == device
+
+
+@pytest.mark.parametrize(
     ("mode", "asked", "own", "expected"),
     [
         ("inference", None, 2, 2),
