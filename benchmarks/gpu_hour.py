@@ -114,7 +114,7 @@ def steps_for(device: str) -> tuple[Step, ...]:
         return (*HASHBENCH, "sweep", "-d", device, "--jobs", jobs, *words, "--output", output)
 
     models = MODELS[:1] if small else MODELS
-    compiled = ("--only", "relu_injected", "relu_injected_twin") if small else ()
+    compiled = ("relu_injected", "relu_injected_twin") if small else triton_specimens()
     workload = "GPT, small, bf16" if small else "GPT, 350M parameters, bf16"
     steps = (
         Step(
@@ -146,9 +146,14 @@ def steps_for(device: str) -> tuple[Step, ...]:
         ),
         Step(
             "compiled",
-            "suite `compiled` with inductor",
-            85,
-            (sweep("--suite", "compiled", "--inference", "--backend", "inductor", *compiled),),
+            "suite `compiled` with inductor: faults in Triton code, and their twins",
+            95,
+            (
+                sweep(
+                    *("--suite", "compiled", "--inference", "--backend", "inductor", "--diagnose-budget", "20"),
+                    *("--only", *compiled),
+                ),
+            ),
             lambda raw: _csv_rows([raw / "accuracy.csv"]),
         ),
         Step(
@@ -222,6 +227,12 @@ def steps_for(device: str) -> tuple[Step, ...]:
     )
     assert sum(step.seconds for step in steps) <= TOTAL_SECONDS
     return steps
+
+
+def triton_specimens() -> tuple[str, ...]:
+    """The models of the suite `compiled` that only a GPU runs, in the order of its CSV."""
+    with (CHECKOUT / "models" / "compiled.csv").open(newline="", encoding="utf-8") as lines:
+        return tuple(row["name"] for row in csv.DictReader(lines) if row["devices"] == "cuda")
 
 
 def _tests(*, small: bool) -> tuple[str, ...]:

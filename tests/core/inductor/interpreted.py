@@ -1,13 +1,26 @@
 """Let Inductor write Triton kernels for a CPU, and Triton's interpreter run them: real modules, and the real
-``CachingAutotuner``, without a GPU. For programs that are started with ``TRITON_INTERPRET=1``."""
+``CachingAutotuner``, without a GPU. The same programs run on a GPU, where nothing is changed."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
+import pytest
+import torch
 
-def write_triton_for_the_cpu() -> None:
-    """From now on, for as long as this process lives."""
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def environment(device: str) -> dict[str, str]:
+    """Variables of a process whose programs call :func:`prepare` with this device."""
+    return {**os.environ, **({"TRITON_INTERPRET": "1"} if device == "cpu" else {})}
+
+
+def prepare(device: str) -> None:
+    """Let Inductor write Triton on this device from now on, for as long as this process lives."""
+    if device != "cpu":
+        return
     import torch._inductor.config as inductor
     import triton
     from torch._inductor.runtime import triton_helpers

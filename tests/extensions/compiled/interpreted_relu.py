@@ -1,13 +1,14 @@
-"""Models for a sweep that is started with ``TRITON_INTERPRET=1``: one right, one with torch's own planted mistake."""
+"""Models for a sweep whose kernels are Triton's: one right, one with torch's own planted mistake."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
 import torch._inductor.config
 
-from tests.core.inductor.interpreted import write_triton_for_the_cpu
+from tests.core.inductor import interpreted
 
 
 class Gated(torch.nn.Module):
@@ -24,7 +25,8 @@ Built = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
 
 
 def right() -> Built:
-    write_triton_for_the_cpu()
+    if os.environ.get("TRITON_INTERPRET"):
+        interpreted.prepare("cpu")
     return Gated(), (torch.randn(8, 16),)
 
 

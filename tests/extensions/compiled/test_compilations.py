@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +29,7 @@ from hashbench.extensions.compiled.compilations import (
 )
 from hashbench.extensions.compiled.compiled_kernels import ListedKernel
 from hashbench.extensions.compiled.varieties import VARIETIES, Variety
+from tests.core.inductor import interpreted
 
 FRESH = VARIETIES[0]
 
@@ -201,6 +206,21 @@ def test_a_fresh_process_that_fails_is_told(failures: list[str], error: str, mon
 
 
 # -------------------------------------------------------------------------------------------------- real compilation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, interpreted.NEEDS_CUDA])])
+def test_two_configurations_of_one_triton_kernel_are_told_with_other_bits(device: str) -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.extensions.compiled.interpreted_configurations", device]
+    env = interpreted.environment(device)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["sources"] == 0
+    one = r"XBLOCK \d+, R0_BLOCK \d+, \d+ warps?, \d+ stages?"
+    words = rf"the same source, another configuration \({one} against {one}\), and different bits on equal inputs"
+    assert re.fullmatch(words, found["what"])
 
 
 @pytest.mark.slow
