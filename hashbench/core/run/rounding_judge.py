@@ -151,6 +151,13 @@ def _judged_discrete(got: torch.Tensor, runs: ReferenceRuns, index: int) -> Judg
     return JudgedResult(ratio, explained, None, None, None, error, units, beyond, exact)
 
 
+def _equal(got: torch.Tensor, own: torch.Tensor) -> bool:
+    """Return True if two tensors have the same dtype and values; False where torch cannot compare those of a dtype."""
+    if got.dtype is not own.dtype or got.dtype.itemsize == 1:
+        return False
+    return torch.equal(torch.view_as_real(got), torch.view_as_real(own)) if got.is_complex() else torch.equal(got, own)
+
+
 class _FloatingJudge:
     """Judge one floating or complex result."""
 
@@ -168,9 +175,7 @@ class _FloatingJudge:
     def judged(self, approximate: float | None) -> JudgedResult:
         """Return what was found out."""
         units, error = self._units, self._directions.error
-        equal = (
-            self._got.dtype is self._own.dtype and self._got.dtype.itemsize > 1 and torch.equal(self._got, self._own)
-        )
+        equal = _equal(self._got, self._own)
         explained, bias = (EQUAL, None) if equal else self._explained()
         ratios = torch.zeros_like(units.allowed()) if equal else units.ratios()
         ratio = 0.0 if equal else units.ratio

@@ -244,3 +244,20 @@ def test_ops_without_float64_are_counted() -> None:
     runs = ReferenceRuns(torch.ops.rounding_runs.low, [drawn(4)])
     assert runs.exact[0].dtype is torch.float64
     assert runs.fallbacks == {"rounding_runs.low.default": 1}
+
+
+def test_a_sample_that_overflows_alone_explains_nothing() -> None:
+    x = torch.full((64,), 65504.0, dtype=torch.float16)  # the largest number
+    runs = ReferenceRuns(lambda x: x / 11 * 11, [x])
+    assert bool(runs.own[0].isfinite().all())
+    moved = [runs.rounded(EACH_OP, F32, seed)[0] for seed in range(8)]
+    assert all(bool(each.isfinite().all()) for each in moved)
+    unbounded = ReferenceRuns(lambda x: x / 0, [x])
+    assert bool(unbounded.rounded(EACH_OP, F32)[0].isinf().all())
+
+
+def test_steps_of_another_shape_are_not_taken() -> None:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    q = drawn(1, 2, 8, 4)
+    runs = ReferenceRuns(op, [q, q, q])
+    assert [item.shape for item in runs.rounded(EACH_OP, F32)] == [item.shape for item in runs.own]
