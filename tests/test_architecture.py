@@ -69,7 +69,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ),
     (
         "extensions.kernels",
-        "calls conditions displaced example gradients hygiene inputs kind lines lost misses smallest variations where",
+        "calls check conditions displaced example float32 gradients hygiene inputs judged kind lines lost "
+        "misses smallest trials variations where",
     ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (

@@ -73,6 +73,7 @@ class Caller:
         seed: of the random state that each call begins with.
         gradients: the function takes gradients itself.
         names: returns names for that many results; ``None``: they are called by their place.
+        tensors: it gets arrays as tensors.
 
     Attributes:
         takes_arrays: it is given arrays; ``None``: not known yet.
@@ -85,9 +86,11 @@ class Caller:
         seed: int,
         gradients: bool = False,
         names: Callable[[int], tuple[str, ...]] | None = None,
+        tensors: bool = False,
     ) -> None:
         self._function, self._seed, self._gradients, self._names = function, seed, gradients, names
-        self.takes_arrays: bool | None = None
+        self._arrays = not tensors
+        self.takes_arrays: bool | None = False if tensors else None
 
     def __call__(self, inputs: Inputs, *, poison: int | None = None) -> Called:
         """Call the function on copies of the inputs.
@@ -112,7 +115,7 @@ class Caller:
         """Return what a call left, and whether it returned arrays."""
         given = ((self.takes_arrays and inputs.all_arrays()) or inputs).copied()
         before = {number: logical_value(tensor) for number, tensor in given.tensors()}
-        args, kwargs = given.arguments(arrays=True)
+        args, kwargs = given.arguments(arrays=self._arrays)
         reset_rng_state(self._seed)
         begin = time.perf_counter()
         try:

@@ -52,6 +52,9 @@ def _sort_of(fault: Fault) -> str:
 
 
 def _rank(fault: Fault) -> int:
+    """Return where a fault stands: an exception comes first where no inputs are varied, and last where some are."""
+    if fault.kind is FaultKind.RAISED and fault.variation != "given":
+        return len(_CALLS) + 1
     return _CALLS.index(fault.kind) if fault.kind in _CALLS else len(_CALLS)
 
 

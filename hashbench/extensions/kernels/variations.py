@@ -6,14 +6,17 @@ values are sorted, masks and bools stay. Each variation is drawn from the seed a
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hashbench.core.errors import HashbenchError
 from hashbench.core.run.distance import wide
+from hashbench.core.trace.arguments import mapped
 from hashbench.extensions.kernels.inputs import (
     Inputs,
     free_sizes,
@@ -104,7 +107,7 @@ def chosen(without: Collection[str], names: Sequence[str]) -> frozenset[str]:
 
 def reductions(inputs: Inputs) -> Iterator[Inputs]:
     """Yield smaller inputs for variations that do not need the size, the smallest first; the given ones at last."""
-    if sum(tensor.numel() for _, tensor in inputs.tensors()) > _SMALL:
+    if _elements(inputs) > _SMALL:
         large = [size for size in free_sizes(inputs) if size > REDUCED]
         cuts = iter([REDUCED, REDUCED - 64, REDUCED // 2, *range(REDUCED + 64, 2**10, 64)])
         apart = {size: next(cuts) for size in large[:12]}
@@ -192,7 +195,7 @@ def _large(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
 def _tiny(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
     """Constants that are added to small numbers: eps."""
     small_range = _least_normal(inputs) > 1e-30
-    yield from _scaled(inputs, (2.0**-7, 2.0**-11 if small_range else 2.0**-18), "magnitudes up to")
+    yield from _scaled(inputs, (2.0**-7,) if small_range else (2.0**-7, 2.0**-18), "magnitudes up to")
 
 
 def _spikes(inputs: Inputs, generator: torch.Generator) -> Iterator[Varied]:
@@ -285,6 +288,20 @@ def _inf(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
     yield from _special(inputs, float("-inf"), "negative infinities")
 
 
+def finite_instead(inputs: Inputs, base: Inputs) -> Iterator[Inputs]:
+    """Yield inputs with finite numbers where NaN or infinities were put: those of before, very large ones, and very
+    large negative ones."""
+    yield base
+    for factor in (2.0**10, -(2.0**10)):
+        leaves = list(inputs.leaves)
+        for number, tensor in inputs.tensors():
+            before = base.leaves[number]
+            if tensor is not before and (tensor.is_floating_point() or tensor.is_complex()):
+                largest = max(meaning_of(before).largest, 1.0)
+                leaves[number] = torch.where(tensor.isfinite() | ~before.isfinite(), tensor, factor * largest)
+        yield inputs.having(leaves)
+
+
 def _denormals(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
     """Numbers below the least normal one beside others."""
 
@@ -311,31 +328,43 @@ def flushed(inputs: Inputs) -> Inputs:
     return inputs.having(leaves)
 
 
+def rounding_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that rounds its inputs twice before it computes: an exponential of large numbers as a power of
+    two does so."""
+
+    def round_twice(leaf: Any) -> Any:
+        continuous = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        return leaf * math.log2(math.e) * math.log(2) if continuous else leaf
+
+    return lambda *args, **kwargs: function(*mapped(args, round_twice), **mapped(kwargs, round_twice))
+
+
 # --------------------------------------------------------------------------------------------------- sizes and layout
 
 
 def _sizes(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
-    """Sizes that are not multiples of blocks: each one near its own, the others small; one more than two of it; 1."""
-    free = free_sizes(inputs)
+    """Sizes that are not multiples of blocks: each one near its own, one more than two of it, and 1; then all of them.
 
-    def varied(sizes: dict[int, int], words: str) -> Varied | None:
-        if all(size == to for size, to in sizes.items()):
-            return None
-        new = resized(inputs, sizes, integers=True)
-        if sum(tensor.numel() for _, tensor in new.tensors()) > _LARGEST:
-            return None
-        return Varied(new, words, follows=(resized(inputs, sizes, integers=False),))
+    The others are cut where the inputs are large.
+    """
+    free, large = free_sizes(inputs), _elements(inputs) > _SMALL
 
-    asked: list[Varied | None] = []
+    def varied(sizes: dict[int, int], words: str) -> Iterator[Varied]:
+        new, same = (resized(inputs, sizes, integers=integers) for integers in (True, False))
+        numbers = [leaf for leaf in new.leaves if type(leaf) is int] != [n for n in same.leaves if type(n) is int]
+        if any(size != to for size, to in sizes.items()) and _elements(new) <= _LARGEST:
+            yield Varied(new, words, follows=(same,) if numbers else ())
+
     for size in free[:4]:
-        small = {other: prime_below(min(other, 64)) if other > 8 else other for other in free}
-        asked.append(varied({**small, size: prime_below(size)}, f"{size} became {prime_below(size)}"))
-        asked.append(varied({**small, size: 2 * size + 1}, f"{size} became {2 * size + 1}"))
-        asked.append(varied({**small, size: 1}, f"{size} became 1"))
+        others = {other: prime_below(min(other, 64)) if large and other > 8 else other for other in free}
+        for to in (prime_below(size), 2 * size + 1, 1):
+            yield from varied({**others, size: to}, f"{size} became {to}")
     if len(free) > 1:
-        together = {size: prime_below(min(size, REDUCED + 2)) for size in free}
-        asked.append(varied(together, "all sizes became primes"))
-    yield from (each for each in asked if each is not None)
+        yield from varied({size: prime_below(min(size, REDUCED + 2)) for size in free}, "all sizes became primes")
+
+
+def _elements(inputs: Inputs) -> int:
+    return sum(tensor.numel() for _, tensor in inputs.tensors())
 
 
 def _laid_out(inputs: Inputs, lay: Callable[[torch.Tensor], torch.Tensor | None], words: str) -> Iterator[Varied]:

@@ -62,8 +62,12 @@ def test_seeds_put_unsorted_indices_in_another_order_and_leave_sorted_ones() -> 
 
 def test_sizes_are_near_their_own_larger_and_one() -> None:
     shapes = {tuple(each.inputs.leaves[0].shape) for each in varied("sizes")}
-    assert {(11, 37), (11, 81), (11, 1), (25, 37), (1, 37)} <= shapes
-    assert (12, 40) not in shapes
+    assert shapes == {(12, 37), (12, 81), (12, 1), (11, 40), (25, 40), (1, 40), (11, 37)}
+
+
+def test_the_other_sizes_of_large_inputs_are_cut() -> None:
+    shapes = {tuple(each.inputs.leaves[0].shape) for each in varied("sizes", Inputs.of((torch.ones(512, 1024),), {}))}
+    assert {(61, 1021), (61, 2049), (61, 1), (509, 61), (1025, 61), (1, 61), (257, 257)} == shapes
 
 
 def test_an_integer_that_is_a_size_follows_and_may_stay() -> None:
