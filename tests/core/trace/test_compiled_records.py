@@ -507,6 +507,8 @@ def test_each_launch_of_a_triton_kernel_is_a_record_and_no_benchmark_is(tracer: 
     assert done.returncode == 0, done.stderr[-3000:]
     compiling, again = map(file.loads, json.loads(done.stdout))
     assert compiling.records == again.records  # the first call compiles, and tries configurations
+    computed = [record.op for record in again.records if not record.blank]
+    assert [op for op in computed if op.startswith("aten.")] == ["aten.mm.out"]
     found = [record for record in again.records if record.op.startswith("triton_")]
     assert [re.sub(r"_\d+$|^triton_..._", "", record.op) for record in found] == [
         "fused_mul_relu",
