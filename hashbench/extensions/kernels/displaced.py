@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from hashbench.core.run.rounding import NEAR
-from hashbench.extensions.kernels.misses import Misses
+from hashbench.extensions.kernels.misses import Index, Misses
 from hashbench.extensions.kernels.slices import axis_of
 
 _SAMPLE = 2048
@@ -23,12 +23,14 @@ _BY_CHANCE = 0.5
 _SLICES = 12
 """Wrong rows that are looked for among all rows."""
 
-_POSITIONS = 256
+_MOST_SORTED = 1 << 18
+"""Elements of a result among which single values are looked for."""
+
+_POSITIONS = 64
 """Elements that two rows are compared by."""
 
 _SHIFTS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 
-Index = tuple[torch.Tensor, ...]
 Source = Callable[[Index], Index]
 """From where the value of an element came, by index."""
 
@@ -47,10 +49,9 @@ def displacement(miss: Misses) -> str:
 def moved_input(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
     """Return which input the kernel seems to have read at other places, if the error is the difference that makes in a
     sum: ``input 1 is read so that its last two dimensions are transposed``; empty if it is not so."""
-    at = miss.finite.nonzero()
-    if len(at) < 8 or miss.value.is_complex():
+    index = miss.some(_SAMPLE)
+    if miss.value.is_complex() or not index or len(index[0]) < 8:
         return ""
-    index = tuple(at[:: -(-len(at) // _SAMPLE)].unbind(1))
     error, unit = miss.error[index], miss.unit[index]
     for name, tensor in inputs.items():
         if tensor.shape != miss.value.shape or not tensor.is_floating_point():
@@ -73,8 +74,7 @@ class _Sample:
         self._miss, self._at = miss, at
         self._got = miss.value[at]
         generator = torch.Generator().manual_seed(1337)
-        mixed = torch.randperm(miss.value.numel(), generator=generator)[: len(self._got)]
-        mixed = mixed[torch.arange(len(self._got)) % len(mixed)]
+        mixed = torch.randint(miss.value.numel(), (len(self._got),), generator=generator)
         anywhere = torch.unravel_index(mixed, miss.value.shape)
         self._chance = self._agree(anywhere)
 
@@ -92,7 +92,7 @@ class _Sample:
 
     def elsewhere(self) -> str:
         """Return where the first element is found, if nearly all are elements of the reference, and not by chance."""
-        if self._got.is_complex() or len(self._got) < 8:
+        if self._got.is_complex() or len(self._got) < 8 or self._miss.exact.numel() > _MOST_SORTED:
             return ""
         ordered, order = self._miss.exact.flatten().sort()
         unit = self._miss.unit.flatten()[order]
@@ -122,11 +122,8 @@ def _exist(places: Index, shape: torch.Size) -> torch.Tensor:
 
 
 def _sample(miss: Misses) -> _Sample | None:
-    at = miss.finite.nonzero()
-    if len(at) < 2:
-        return None
-    at = at[:: -(-len(at) // _SAMPLE)]
-    return _Sample(miss, tuple(at.unbind(1)))
+    at = miss.some(_SAMPLE)
+    return _Sample(miss, at) if at and len(at[0]) > 1 else None
 
 
 def _suppositions(shape: torch.Size) -> Iterator[tuple[str, Source]]:

@@ -7,7 +7,7 @@ another mistake makes the same numbers is what ``doubt`` says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from hashbench.extensions.kernels.displaced import displacement, moved_input
 from hashbench.extensions.kernels.factors import factor_words
 from hashbench.extensions.kernels.lines import factor_of_lines, lines_of
 from hashbench.extensions.kernels.lost import lost_by_index, lost_carry, lost_elements, lost_on_average
-from hashbench.extensions.kernels.misses import Misses, misses, number, rms, whole
+from hashbench.extensions.kernels.misses import Index, Misses, misses, number, rms, whole
 from hashbench.extensions.kernels.verdict import FaultKind
 
 Kind = tuple[FaultKind, str, str]
@@ -43,6 +43,9 @@ _MAINLY = 0.5
 
 _ALL_SIZES = 20.0
 """Powers of ten that numbers in memory which nobody wrote span."""
+
+_SAMPLE = 1 << 14
+"""Wrong elements that an explanation of each by itself is held against."""
 
 _COARSE = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -74,7 +77,7 @@ def kind_of(
     special = _non_finite(miss)
     if special is not None and special.share >= _MAINLY:
         return _garbage(miss) or (FaultKind.NON_FINITE, special.words, "")
-    found = next(filter(None, _guesses(miss, whole(judged, got), earlier, poison, inputs or {})), None)
+    found = next(filter(None, _guesses(miss, lambda: whole(judged, got), earlier, poison, inputs or {})), None)
     kind, detail, doubt = found or (FaultKind.BEYOND_ROUNDING, _size(miss), "")
     if special is not None and kind is not FaultKind.UNWRITTEN:
         if kind is FaultKind.BEYOND_ROUNDING:
@@ -85,7 +88,7 @@ def kind_of(
 
 def _guesses(
     miss: Misses,
-    everything: Misses,
+    everything: Callable[[], Misses],
     earlier: Sequence[torch.Tensor],
     poison: Sequence[int],
     inputs: Mapping[str, torch.Tensor],
@@ -99,21 +102,23 @@ def _guesses(
     if words := displacement(miss):
         yield FaultKind.DISPLACED, words, ""
     yield _zeros(miss)
-    yield _scaled(miss)
-    yield _shifted(miss)
+    at = miss.some(_SAMPLE)
+    some = miss.changed(lambda tensor: tensor[at].reshape(-1))
+    yield _scaled(some, miss)
+    yield _shifted(some)
     if words := lost_carry(miss):
         yield FaultKind.LOST_ELEMENTS, words, ""
-    yield _times_input(miss, inputs)
+    yield _times_input(some, at, inputs, miss.value.shape)
     if words := lost_by_index(miss, inputs):
         yield FaultKind.LOST_ELEMENTS, words, ""
     if words := moved_input(miss, inputs):
         yield FaultKind.DISPLACED, words, ""
-    if words := lost_on_average(miss, inputs) or lost_on_average(everything, inputs):
+    if words := lost_on_average(miss, inputs) or lost_on_average(everything(), inputs):
         yield FaultKind.LOST_ELEMENTS, words, ""
     yield lines_of(miss, inputs)
     yield _lower_precision(miss)
-    yield _smooth(miss, inputs)
-    yield _rough(miss)
+    yield _smooth(everything(), inputs)
+    yield _rough(some, miss)
 
 
 def _size(miss: Misses) -> str:
@@ -137,7 +142,8 @@ def _size(miss: Misses) -> str:
 
 def _garbage(miss: Misses) -> Kind | None:
     """Return whether the wrong elements are numbers of all sizes, as memory that nobody wrote has them."""
-    value, exact = (part[miss.wrong].abs() for part in (miss.value, miss.exact))
+    at = miss.some(_SAMPLE)
+    value, exact = (part[at].reshape(-1).abs() for part in (miss.value, miss.exact))
     if not miss.got.is_floating_point() or miss.got.dtype is torch.float16:
         return None  # whose range is too small to tell
     value, exact = (part[part.isfinite() & (part > 0)].log10() for part in (value, exact))
@@ -252,7 +258,7 @@ def _of_bias(bias: Bias | None, got: torch.Tensor, exact: torch.Tensor) -> Kind:
     return FaultKind.BEYOND_ROUNDING, f"{grows} by {number(abs(bias.slope))} of the magnitude{at} ({size})", doubt
 
 
-def _scaled(miss: Misses) -> Kind | None:
+def _scaled(miss: Misses, everything: Misses) -> Kind | None:
     among = miss.finite & (miss.exact != 0)
     if int(among.sum()) < 2:
         return None
@@ -261,12 +267,12 @@ def _scaled(miss: Misses) -> Kind | None:
     factor = (weights * value * exact.conj()).sum() / squares
     if not miss.fits(miss.value - factor * miss.exact, miss.finite) or bool((exact == exact[0]).all()):
         return None
-    if better := factor_of_lines(miss, rms(miss.value[among] - factor * exact)):
+    if better := factor_of_lines(everything, rms(miss.value[among] - factor * exact)):
         return better
     if factor.is_complex():
         return FaultKind.SCALED, f"by {number(factor.item())}", ""
     error = math.sqrt(len(value) / squares)
-    detail = f"by {factor_words(float(factor), error, miss.got.shape)}"
+    detail = f"by {factor_words(float(factor), error, everything.got.shape)}"
     return FaultKind.SCALED, "the sign is the opposite" if abs(float(factor) + 1) < 1e-3 else detail, ""
 
 
@@ -281,7 +287,7 @@ def _shifted(miss: Misses) -> Kind | None:
     return FaultKind.SHIFTED, f"by {number(shift.item())}", ""
 
 
-def _times_input(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
+def _times_input(miss: Misses, at: Index, inputs: Mapping[str, torch.Tensor], shape: torch.Size) -> Kind | None:
     """Return the input that the error is a multiple of: one that should have been added, or was added twice."""
     among = miss.finite
     if miss.value.is_complex() or int(among.sum()) < 8:
@@ -290,8 +296,8 @@ def _times_input(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | Non
     for name, tensor in inputs.items():
         if not tensor.is_floating_point() or tensor.numel() < 2:
             continue
-        for values in fitting(tensor, tuple(miss.value.shape)):
-            along = values.double().broadcast_to(miss.value.shape)
+        for values in fitting(tensor, tuple(shape)):
+            along = values.broadcast_to(shape)[at].reshape(-1).double()
             there = along[among]
             squares = (weights * there.square()).sum()
             factor = float((weights * error * there).sum() / squares) if squares > 0 else 0.0
@@ -331,31 +337,36 @@ def _lower_precision(miss: Misses) -> Kind | None:
 
 def _smooth(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
     """Return whether the error is a smooth function of an input, or of the result."""
-    error = miss.error
-    if error.is_complex() or not bool(error.isfinite().all()) or error.numel() < 128:
+    if miss.value.is_complex() or miss.value.numel() < 128 or not bool(miss.error.isfinite().all()):
         return None
-    same = {name: tensor for name, tensor in inputs.items() if tensor.shape == error.shape and not tensor.is_complex()}
+    step = max(miss.value.numel() // (4 * _SAMPLE), 1)
+    error, exact = (part.flatten()[::step] for part in (miss.error, miss.exact))
+    same = {
+        name: tensor.detach().to("cpu").flatten()[::step].double()
+        for name, tensor in inputs.items()
+        if tensor.shape == miss.value.shape and not tensor.is_complex()
+    }
     squares = float(error.square().sum())
     found = ("", 0.0)
-    for name, values in ({"the result": miss.exact} | same).items():
-        ordered = error.flatten()[values.detach().to("cpu").flatten().double().argsort()]
+    for name, values in ({"the result": exact} | same).items():
+        ordered = error[values.argsort()]
         alike = float((ordered[1:] * ordered[:-1]).sum()) / squares if squares else 0.0
         found = max(found, (name, alike), key=lambda pair: pair[1])
     if found[1] < _SMOOTH:
         return None
-    share = float(error.abs().max() / miss.exact.abs().max().clamp_min(1e-300))
+    share = float(miss.error.abs().max() / miss.exact.abs().max().clamp_min(1e-300))
     words = f"the error is a smooth function of {found[0]}, at most {number(share)} of the largest result"
     kind = FaultKind.APPROXIMATION if share <= _APPROXIMATE else FaultKind.BEYOND_ROUNDING
     return kind, words, "" if kind is FaultKind.BEYOND_ROUNDING else "another formula is as smooth"
 
 
-def _rough(miss: Misses) -> Kind | None:
+def _rough(miss: Misses, everything: Misses) -> Kind | None:
     """Return the lower dtype whose roundoff the errors have the size of, where they have no direction."""
     if miss.got.dtype not in (torch.float32, torch.float64):
         return None
     among = miss.finite & (miss.exact != 0)
     relative = (miss.error / miss.exact)[among]
-    if relative.is_complex() or len(relative) < 64 or float(miss.wrong.double().mean()) < 0.3:
+    if relative.is_complex() or len(relative) < 64 or float(everything.wrong.double().mean()) < 0.3:
         return None
     middle = float(relative.abs().median())
     signs = float(relative.sign().mean())

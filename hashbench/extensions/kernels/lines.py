@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -15,6 +16,11 @@ Kind = tuple[FaultKind, str, str]
 
 _LEAST = 8
 """Wrong elements that a line must have for its own factor to be looked for."""
+
+_MOST_LINES = 64
+
+_LONGEST = 2048
+"""Elements of a line that are looked at."""
 
 _FAR_BETTER = 0.4
 """What a factor for each line must leave of the error that one factor for all leaves."""
@@ -39,7 +45,8 @@ def lines_of(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
     for dims, name in _lines(miss):
         beside = _beside(miss, dims, inputs)
         for used in ({}, beside) if beside else ({},):
-            if _Lines(miss, dims).combines([*used.values()]):
+            lines = _Lines(miss, dims, [*used.values()])
+            if lines.many and lines.combines():
                 before = f" before {listed([*used])}" if used else ""
                 return FaultKind.SCALED, f"{name} by a factor and a constant of its own{before}, {_STATISTICS}", ""
     return None
@@ -82,65 +89,56 @@ def _beside(miss: Misses, dims: Sequence[int], inputs: Mapping[str, torch.Tensor
 
 
 class _Lines:
-    """The wrong elements of each line that has enough of them."""
+    """Some of the lines that have enough wrong elements, as rows of a matrix."""
 
-    def __init__(self, miss: Misses, dims: Sequence[int]) -> None:
-        self._miss, self._dims = miss, list(dims)
-        count = miss.finite.sum(self._dims, keepdim=True)
-        self._has = count >= _LEAST
-        self._known = miss.finite & self._has
-        self.many = int(self._has.sum()) >= 2
-        self._weights = miss.weights(self._known)
-        self._value = torch.where(self._known, miss.value, 0.0)
-        self._exact = torch.where(self._known, miss.exact, 0.0)
-        self.left = float("inf")
+    def __init__(self, miss: Misses, dims: Sequence[int], beside: Sequence[torch.Tensor] = ()) -> None:
+        shape = miss.value.shape
+        kept = [dim for dim in range(len(shape)) if dim not in dims]
+        length = math.prod(shape[dim] for dim in dims)
+        step = max(length // _LONGEST, 1)
+
+        def rows(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.broadcast_to(shape).permute(*kept, *dims).reshape(-1, length)
+
+        chosen = (rows(miss.finite)[:, ::step].sum(1) >= _LEAST).nonzero()[:, 0]
+        chosen = chosen[:: max(-(-len(chosen) // _MOST_LINES), 1)]
+        self.many = len(chosen) > 1
+        part = miss.changed(lambda tensor: rows(tensor)[chosen, ::step])
+        self._part, self._known = part, part.finite
+        self._beside = [rows(tensor)[chosen, ::step] for tensor in beside]
+        self._weights = part.weights(self._known)
+        self._value, self._exact = (torch.where(self._known, each, 0.0) for each in (part.value, part.exact))
+        self.left = math.inf
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        return (self._weights * tensor).sum(self._dims, keepdim=True)
+        return (self._weights * tensor).sum(1, keepdim=True)
 
     def _fits(self, residual: torch.Tensor) -> bool:
         self.left = rms(residual[self._known])
-        return self._miss.fits(residual, self._known)
+        return self._part.fits(residual, self._known)
 
     def factor(self) -> str:
         """Return the range of the factors that explain the errors; empty if none do."""
         factor = self._sum(self._value * self._exact) / self._sum(self._exact.square()).clamp_min(1e-300)
-        return self._range(factor) if self._fits(self._value - factor * self._exact) else ""
+        return _range(factor) if self._fits(self._value - factor * self._exact) else ""
 
     def shift(self) -> str:
         """Return the range of the constants that explain the errors; empty if none do."""
         error = self._value - self._exact
-        shift = self._sum(error) / self._weights.sum(self._dims, keepdim=True).clamp_min(1e-300)
-        return self._range(shift) if self._fits(error - shift) else ""
+        shift = self._sum(error) / self._weights.sum(1, keepdim=True).clamp_min(1e-300)
+        return _range(shift) if self._fits(error - shift) else ""
 
-    def _range(self, each: torch.Tensor) -> str:
-        return " to ".join(number(float(part)) for part in (each[self._has].min(), each[self._has].max()))
-
-    def combines(self, others: Sequence[torch.Tensor]) -> bool:
-        """Return whether the errors of each line are a combination of its results, a constant, and other tensors."""
-        least = 3 * (2 + len(others))
-        error = torch.where(self._known, self._miss.error, 0.0)
-        kept = [dim for dim in range(error.dim()) if dim not in self._dims]
-
-        def flat(tensor: torch.Tensor) -> torch.Tensor:
-            lines = tensor.broadcast_to(error.shape).permute(*kept, *self._dims)
-            return lines.reshape(-1, int(torch.tensor([error.shape[dim] for dim in self._dims]).prod()))
-
-        known = flat(self._known)
-        lines = (known.sum(1) >= max(least, _LEAST)).nonzero()[:, 0]
-        if len(lines) < 2:
+    def combines(self) -> bool:
+        """Return whether the errors of each line are a combination of its results, a constant, and what lies beside."""
+        parts = [self._exact, torch.ones_like(self._exact), *self._beside]
+        if not bool((self._known.sum(1) >= 3 * len(parts)).all()):
             return False
-        lines = lines[:: -(-len(lines) // 256)]
-        parts = [self._exact, torch.ones_like(error), *others]
-        root = flat(self._weights.sqrt())[lines]
-        basis = torch.stack([flat(part)[lines] * root for part in parts], 2)
-        wanted = flat(error)[lines] * root
-        solution = torch.linalg.lstsq(basis, wanted[..., None], driver="gelsd").solution
-        residual = (wanted - (basis @ solution)[..., 0]) / root.clamp_min(1e-300)
-        whole = torch.zeros_like(flat(error))
-        whole[lines] = torch.where(known[lines], residual, 0.0)
-        chosen = torch.zeros_like(known)
-        chosen[lines] = known[lines]
-        sizes = [error.shape[dim] for dim in (*kept, *self._dims)]
-        back = torch.tensor([*kept, *self._dims]).argsort().tolist()
-        return self._miss.fits(whole.view(sizes).permute(back), chosen.view(sizes).permute(back))
+        error = torch.where(self._known, self._part.error, 0.0)
+        root = self._weights.sqrt()
+        basis = torch.stack([part * root for part in parts], 2)
+        solution = torch.linalg.lstsq(basis, (error * root)[..., None], driver="gelsd").solution
+        return self._fits(error - (torch.stack(parts, 2) @ solution)[..., 0])
+
+
+def _range(each: torch.Tensor) -> str:
+    return " to ".join(number(float(part)) for part in (each.min(), each.max()))

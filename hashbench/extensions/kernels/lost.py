@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from hashbench.core.run.rounding import NEAR
-from hashbench.extensions.kernels.misses import Misses, number
+from hashbench.extensions.kernels.misses import Index, Misses, number
 from hashbench.extensions.kernels.slices import Axis, Indices, axis_of, words_for
 
-_MOST_TERMS = 1 << 21
+_MOST_TERMS = 1 << 19
 """Terms that are looked at; of fewer wrong elements where a sum is long."""
+
+_ONE_BY_ONE = 64
+"""Wrong elements of which each error must be made of terms."""
+
+_TOGETHER = 1024
+"""Wrong elements of which a regression is made."""
 
 _FOUND = 0.95
 """Share of the wrong elements whose error the lost terms must be."""
@@ -28,10 +35,11 @@ _CHANCE = 1e-2
 
 _BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
+_LINES = 128
+"""Lines of a result that are looked at for jumps."""
+
 _MOST_JUMPS = 0.35
 """Share of the places along a dimension at which the error of a scan may jump."""
-
-Index = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,9 @@ def lost_elements(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
     Sums that are known: of an input over a dimension, its mean, sum of squares and of magnitudes; matrix products of
     two inputs; and the products of two inputs, summed over a dimension.
     """
-    at = miss.finite.nonzero()
-    if not len(at) or miss.value.is_complex():
+    if miss.value.is_complex() or not bool(miss.finite.any()):
         return ""
+    at = miss.some(_ONE_BY_ONE)
     for made in _sums(miss, _numbers(inputs), at):
         found = _lost_of(miss, at, made)
         if found:
@@ -68,16 +76,16 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 def lost_on_average(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
     """Return the same where rounding hides it in each element: what is lost is told by regression on all of them."""
-    at = miss.finite.nonzero()
-    if len(at) < 16 or miss.value.is_complex():
+    if miss.value.is_complex() or int(miss.finite.sum()) < _FEWEST:
         return ""
+    at = miss.some(_TOGETHER)
     for made in _sums(miss, _numbers(inputs), at):
         if found := _regressed(miss, at, made):
             return found
     return ""
 
 
-def _regressed(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
+def _regressed(miss: Misses, at: Index, made: _Sum) -> str:
     count, length = made.terms.shape
     index = _chosen(at, length)
     error, unit = miss.error[index].reshape(-1), miss.unit[index].reshape(-1)
@@ -129,12 +137,12 @@ def _named(places: Indices, length: int) -> str:
     return words_for(places, Axis(length, "element")).text
 
 
-def _chosen(at: torch.Tensor, length: int) -> Index:
+def _chosen(at: Index, length: int) -> Index:
     most = max(_MOST_TERMS // length, 16)
-    return tuple(at[:: -(-len(at) // min(most, 1024))].unbind(1))
+    return tuple(index[:: max(-(-len(index) // most), 1)] for index in at)
 
 
-def _sums(miss: Misses, inputs: Mapping[str, torch.Tensor], at: torch.Tensor) -> Iterator[_Sum]:
+def _sums(miss: Misses, inputs: Mapping[str, torch.Tensor], at: Index) -> Iterator[_Sum]:
     shape = tuple(miss.value.shape)
     for name, tensor in inputs.items():
         for dim, size in enumerate(tensor.shape):
@@ -146,12 +154,12 @@ def _sums(miss: Misses, inputs: Mapping[str, torch.Tensor], at: torch.Tensor) ->
                 for what, made in (("", terms), ("the square of ", terms.square()), ("the magnitude of ", terms.abs())):
                     yield _Sum(f"the sum of {what}{name} over dimension {dim}", made)
                 yield _Sum(f"the mean of {name} over dimension {dim}", terms / size)
-    for (one, a), (other, b) in ((x, y) for x in inputs.items() for y in inputs.items() if x is not y):
-        yield from _products(shape, one, a, other, b, at)
+    for one, other in itertools.permutations(inputs, 2):
+        yield from _products(shape, one, inputs[one], other, inputs[other], at)
 
 
 def _products(
-    shape: tuple[int, ...], one: str, a: torch.Tensor, other: str, b: torch.Tensor, at: torch.Tensor
+    shape: tuple[int, ...], one: str, a: torch.Tensor, other: str, b: torch.Tensor, at: Index
 ) -> Iterator[_Sum]:
     """Yield the terms of ``a @ b`` and of ``a @ b.mT``, with and without leading dimensions."""
     if a.dim() < 2 or b.dim() < 2 or len(shape) < 2 or tuple(a.shape[:-1]) != shape[:-1]:
@@ -168,7 +176,7 @@ def _products(
             yield _Sum(f"the product of {one} and {other}", a[index[:-1]].double() * there.double())
 
 
-def _lost_of(miss: Misses, at: torch.Tensor, made: _Sum) -> str:
+def _lost_of(miss: Misses, at: Index, made: _Sum) -> str:
     length = made.terms.shape[1]
     index = _chosen(at, length)
     error, unit = (miss.error[index].reshape(-1), miss.unit[index].reshape(-1))
@@ -229,41 +237,42 @@ def lost_carry(miss: Misses) -> str:
     should have carried across them is lost, or counted twice. Empty if it is not so."""
     if miss.value.is_complex() or not bool((miss.value.isfinite() & miss.exact.isfinite()).all()):
         return ""
-    error = miss.error
-    for dim, size in enumerate(error.shape):
-        if size < 8:
+    for dim, size in enumerate(miss.value.shape):
+        if size < 8 or miss.value.dim() == 0:
             continue
-        step = error.diff(dim=dim).abs()
-        unit = torch.maximum(*(miss.unit.narrow(dim, start, size - 1) for start in (0, 1)))
-        jumps = step > 2 * NEAR * unit
-        across = jumps.movedim(dim, 0).reshape(size - 1, -1).double().mean(1)
-        places = (across > 0.5).nonzero()[:, 0] + 1
-        quiet = across <= 0.02
-        if (
-            not len(places)
-            or 2 * len(places) > size - int(places[0])
-            or len(places) > _MOST_JUMPS * size
-            or int((~quiet).sum()) != len(places)
-        ):
-            continue
-        if len(places) == 1 and bool(miss.wrong.movedim(dim, 0)[: int(places[0])].any()):
-            continue
-        if not _starts_right(miss, dim, int(places[0])):
-            continue
-        words = words_for(places.numpy(), axis_of(tuple(error.shape), dim)).text
-        before = miss.exact.select(dim, int(places[0]) - 1)
-        behind = error.select(dim, int(places[0]))
-        near = NEAR * (miss.unit.select(dim, int(places[0]) - 1) + miss.unit.select(dim, int(places[0])))
-        lost = float(((behind + before).abs() <= near).double().mean()) >= _FOUND
-        what = "what comes before is lost there" if lost else f"by up to {number(float(behind.abs().max()))}"
-        return f"the error is constant between jumps at {words}: {what}"
+        axis = axis_of(tuple(miss.value.shape), dim)
+        if found := _carry_along(_some_lines(miss, dim), axis):
+            return found
     return ""
 
 
-def _starts_right(miss: Misses, dim: int, place: int) -> bool:
+def _some_lines(miss: Misses, dim: int) -> Misses:
+    """Return lines along a dimension, some of them, as columns of a matrix."""
+    columns = miss.value.numel() // miss.value.shape[dim]
+    step = max(columns // _LINES, 1)
+    return miss.changed(lambda tensor: tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)[:, ::step])
+
+
+def _carry_along(miss: Misses, axis: Axis) -> str:
+    error, size = miss.error, axis.size
+    step = error.diff(dim=0).abs()
+    unit = torch.maximum(miss.unit[1:], miss.unit[:-1])
+    across = (step > 2 * NEAR * unit).double().mean(1)
+    places = (across > 0.5).nonzero()[:, 0] + 1
+    if not len(places) or int((across > 0.02).sum()) != len(places):
+        return ""
+    first = int(places[0])
+    if 2 * len(places) > size - first or len(places) > _MOST_JUMPS * size or not _starts_right(miss, first):
+        return ""
+    near = NEAR * (miss.unit[first - 1] + miss.unit[first])
+    lost = float(((error[first] + miss.exact[first - 1]).abs() <= near).double().mean()) >= _FOUND
+    what = "what comes before is lost there" if lost else f"by up to {number(float(error[first].abs().max()))}"
+    return f"the error is constant between jumps at {words_for(places.numpy(), axis).text}: {what}"
+
+
+def _starts_right(miss: Misses, place: int) -> bool:
     """Return whether nothing is wrong before the first jump, and nearly all is behind it."""
-    wrong = miss.wrong.movedim(dim, 0)
-    return not bool(wrong[:place].any()) and float(wrong[place:].double().mean()) > 0.5
+    return not bool(miss.wrong[:place].any()) and float(miss.wrong[place:].double().mean()) > 0.5
 
 
 # ------------------------------------------------------------------------------------------ sums of rows by an index

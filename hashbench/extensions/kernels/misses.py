@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -22,6 +23,9 @@ _NOTHING = 1e-12
 """Relative error that a sum of integers in float64 may have."""
 
 
+Index = tuple[torch.Tensor, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Misses:
     """A result and its reference.
@@ -31,8 +35,8 @@ class Misses:
         value: the same in float64 or complex128.
         exact: the reference, in the same.
         wrong: bools, the elements that are wrong.
-        suspect: bools, those and the ones that rounding explains with difficulty: what explains the wrong ones must
-            explain them as well.
+        finite: bools, those and the ones that rounding explains with difficulty, where both sides are finite: what
+            explains the wrong ones must explain them as well.
         unit: what rounding explains of each element, float64; next to nothing of integers.
     """
 
@@ -40,13 +44,18 @@ class Misses:
     value: torch.Tensor
     exact: torch.Tensor
     wrong: torch.Tensor
-    suspect: torch.Tensor
+    finite: torch.Tensor
     unit: torch.Tensor
 
-    @property
-    def finite(self) -> torch.Tensor:
-        """The suspect elements that are finite on both sides."""
-        return self.suspect & self.value.isfinite() & self.exact.isfinite()
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Misses:
+        """Return part of the elements, or all of them in another shape."""
+        return replace(self, **{field.name: change(getattr(self, field.name)) for field in fields(self)})
+
+    def some(self, most: int) -> Index:
+        """Return the indices of up to so many of the suspect elements that are finite, spread over all of them."""
+        flat = self.finite.flatten().nonzero()[:, 0]
+        flat = flat[:: max(-(-len(flat) // most), 1)]
+        return tuple(torch.unravel_index(flat, self.value.shape)) if self.value.dim() else ()
 
     @property
     def _roundoff(self) -> float:
@@ -103,7 +112,8 @@ def _misses(judged: JudgedResult, got: torch.Tensor, suspect: torch.Tensor) -> M
         unit = torch.where(unit > 0, unit, exact.abs().nan_to_num(posinf=0.0) * unit_roundoff(got.dtype))
     else:
         unit = exact.abs().clamp_min(1.0) * _NOTHING
-    return Misses(got, value, exact, judged.beyond, suspect, unit)
+    finite = suspect & value.isfinite() & exact.isfinite()
+    return Misses(got, value, exact, judged.beyond, finite, unit)
 
 
 def number(value: complex) -> str:
