@@ -56,6 +56,12 @@ def test_all_of_them_and_no_others_need_cuda() -> None:
     assert (len(TRITON_PLANTED), len(TRITON_DECOYS)) == (20, 10)
 
 
+def test_the_page_lists_every_fault() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "compiled.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", page.partition("| `triton_…` |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert sorted(f"triton_{name}" for name in listed) == sorted(truth.name for truth in TRITON_PLANTED)
+
+
 @pytest.mark.usefixtures("shared_servers")
 def test_without_a_device_a_row_says_what_is_needed_and_compiles_nothing(tmp_path: Path) -> None:
     row = swept(tmp_path, ["triton_tanh"], "inference")["triton_tanh"]
