@@ -27,6 +27,8 @@ from hashbench.core.results.rows import ROWS
 from hashbench.extensions.fingerprint import document as fingerprints
 from hashbench.extensions.fingerprint import measure
 from hashbench.extensions.implementations.pair.finding import finding_of as of_implementations
+from hashbench.extensions.kernels.finding import finding_by_dtype
+from hashbench.extensions.kernels.finding import finding_of as of_kernel
 from hashbench.extensions.ranks.notes import Repro
 from hashbench.extensions.ranks.replicas import check_replicas
 from hashbench.extensions.ranks.text import check_finding, diff_finding
@@ -34,6 +36,7 @@ from hashbench.extensions.watch import resume
 from hashbench.extensions.watch.text import finding_of as of_loops
 from tests.core.divergence.rank_runs import judge_ranks, rank_traces
 from tests.extensions.implementations.pair.verdicts import VERDICTS
+from tests.extensions.kernels.verdicts import VERDICTS as KERNELS
 from tests.extensions.ranks import rank_traces as recorded_ranks
 from tests.extensions.ranks.rank_texts import CHECKS, DIFFS
 from tests.extensions.watch.watch_texts import LOOPS, RESUMES
@@ -72,6 +75,9 @@ CALLS: Mapping[str, str] = {
     "two checkpoints": "numeric --weights hub.safetensors engine.safetensors --json",
     "the same checkpoint": "numeric --weights hub.safetensors hub.safetensors --json",
     "two implementations": "numeric numeric/pair.py --json",
+    "a kernel": "numeric --kernel numeric/kernel.py:mean --reference numeric/kernel.py:plain --json",
+    "a kernel in several dtypes": "numeric --kernel numeric/kernel.py:mean --reference numeric/kernel.py:plain"
+    " --dtypes float32,bfloat16 --without sizes --json",
     "two dumps": "numeric --dumps hub_dump engine_dump --json",
     "the same dump": "numeric --dumps hub_dump hub_dump --json",
     "two checks of a pipeline": "pipeline compare checks/base checks/transform --json",
@@ -201,6 +207,7 @@ def documents() -> Iterator[dict[str, Any]]:
         ("ranks check", [check_finding(check_replicas(rank_traces(lines))) for lines in CHECKS.values()]),
         ("watch diff", [of_loops(loops) for loops in LOOPS.values()]),
         ("numeric", map(of_implementations, VERDICTS.values())),
+        ("numeric", [*map(of_kernel, KERNELS.values()), finding_by_dtype(KERNELS)]),
         ("watch resume", [resume.finding_of(verdict) for verdict in RESUMES.values()]),
     ):
         yield from (json.loads(as_json(finding, command=f"hashbench {command}")) for finding in findings)
@@ -220,7 +227,19 @@ OF_ALL = ("schema", "command", "headline", "equal", "differs", "facts", "notes",
 """Names of every verdict."""
 
 _MAPS = frozenset(
-    {"counts", "agreed", "benign", "settings", "environment", "not_run", "left_out", "kwargs", "fallbacks", "seconds"}
+    {
+        "counts",
+        "agreed",
+        "benign",
+        "settings",
+        "environment",
+        "not_run",
+        "left_out",
+        "kwargs",
+        "fallbacks",
+        "seconds",
+        "dtypes",
+    }
 )
 """Names of objects whose names are data."""
 

@@ -108,7 +108,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ("extensions.watch.program.cli", ""),
     (
         "extensions.compiled.cli extensions.fingerprint.cli extensions.implementations.cli extensions.invariance.cli "
-        "extensions.ranks.cli extensions.ray.cli extensions.report.cli extensions.stress.cli extensions.watch.cli",
+        "extensions.kernels.cli extensions.ranks.cli extensions.ray.cli extensions.report.cli extensions.stress.cli "
+        "extensions.watch.cli",
         "",
     ),
     ("__main__", ""),

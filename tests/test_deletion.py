@@ -42,10 +42,15 @@ traces = [f"out/traces/zoo.inference.counts.run{number}.log.gz" for number in (1
 codes = [main([*sweep, "--output", "out"]), main(["diff", *traces]), main(["compare", "out", "out"])]
 codes.append(main([*sweep, "--stress", "--output", "stressed"]))
 codes.append(main(["report", "out"]))
+main(["numeric", "--kernel", "kernels.py:mean", "--reference", "kernels.py:plain"])
+try:
+    __import__("hashbench.testing").testing.assert_within_rounding(len, len)
+except AssertionError as error:
+    print(error)
 main(["--help"])
 print("exit codes", codes)
 """
-"""A sweep, a diff and a comparison; then a flag and a command of extensions."""
+"""A sweep, a diff and a comparison; then flags, a command and a check of extensions."""
 
 
 def copied(folder: Path, *deleted: str, tests: bool = False) -> Path:
@@ -81,6 +86,8 @@ def test_without_any_extension_models_are_swept_and_compared(tmp_path: Path) -> 
     assert "kernel:           aten.add.Tensor" in said
     assert "unknown flag --stress" in said
     assert "unknown command 'report'" in said
+    assert "unknown flag --kernel" in said
+    assert "within_rounding needs hashbench/extensions/kernels, and this folder is missing." in said
     assert "  watch " not in said
     header = (tmp_path / "out" / "accuracy.csv").read_text(encoding="utf-8").splitlines()[0]
     assert header.startswith("dev,name,batch_size,accuracy,")

@@ -313,6 +313,36 @@ RULES: tuple[Requires | Excludes, ...] = (
             "--same-function",
         )
     ),
+    *(
+        Requires(flag, "--kernel")
+        for flag in (
+            "--reference",
+            "--inputs",
+            "--backward",
+            "--approximate",
+            "--dtypes",
+            "--without",
+            "--seconds",
+        )
+    ),
+    *(
+        Excludes("--kernel", flag)
+        for flag in (
+            "--training",
+            "--iterations",
+            "--precision",
+            "--rtol",
+            "--atol",
+            "--stages",
+            "--ignore",
+            "--trace",
+            "--tracer",
+            "--deterministic",
+            "--lines",
+            "--same-function",
+        )
+    ),
+    Requires("--kernel", "--reference"),
 )
 """Flags that require or exclude each other, in every command that has both. Alternatives of one setting (``--training |
 --inference``, dtypes) are groups of :meth:`OneLineParser.exclusive`, which the usage shows as such."""

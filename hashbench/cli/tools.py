@@ -275,9 +275,8 @@ def _pipeline_compare(parsed: argparse.Namespace) -> int:
 
 
 def _add_numeric(commands: Commands) -> None:
-    numeric = commands.add_parser(
-        "numeric", help="Compare a model before and after a transformation, or two implementations."
-    )
+    text = "Compare a model before and after a transformation, two implementations, or a kernel and its reference."
+    numeric = commands.add_parser("numeric", help=text)
     what = numeric.exclusive(required=True)
     text = "Read before(), after(model) and inputs() from FILE.py, or make_a(), make_b() and inputs()."
     what.add_argument("file", nargs="?", type=Path, metavar="FILE.py", help=text)

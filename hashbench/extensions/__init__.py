@@ -45,6 +45,11 @@ _DECLARED: tuple[Extension, ...] = (
         numeric="hashbench.extensions.implementations.cli:answer",
     ),
     Extension(
+        "kernels",
+        numeric_flags="hashbench.extensions.kernels.cli:add_flags",
+        numeric="hashbench.extensions.kernels.cli:answer",
+    ),
+    Extension(
         "stress",
         run_flags="hashbench.extensions.stress.cli:add_flags",
         asked=lambda options: options.stress,

@@ -7,6 +7,7 @@ the report. Importing this package imports no torch.
 from __future__ import annotations
 
 from hashbench.testing.asserts import Asserts
+from hashbench.testing.kernel import assert_within_rounding, within_rounding
 from hashbench.testing.model import assert_same_model
 from hashbench.testing.options import CheckFailedError
 from hashbench.testing.weights import assert_same_weights
@@ -28,4 +29,6 @@ __all__ = [
     "assert_runs_equal",
     "assert_same_model",
     "assert_same_weights",
+    "assert_within_rounding",
+    "within_rounding",
 ]

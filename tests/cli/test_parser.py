@@ -127,6 +127,11 @@ VALUES = {
     "--deterministic": "off",
     "--tracer": "python",
     "--dumps": "a b",
+    "--kernel": "a.py:f",
+    "--reference": "a.py:g",
+    "--inputs": "a.py:inputs",
+    "--dtypes": "float32",
+    "--seconds": "2",
 }
 
 
@@ -139,7 +144,8 @@ def test_every_rule_is_of_flags_that_a_command_has(rule: Requires | Excludes, ma
         "hashbench numeric",
     } - ({"hashbench audit"} if "--resume" in flags else set())
     words = [*command.split()[1:], *(["--inference"] if "sweep" in command else [])]
-    words += ["two.py"] if "numeric" in command and not {"--weights", "--dumps"} & {*flags} else []
+    other_inputs = {"--weights", "--dumps"} & {*flags} or rule.flag == "--kernel"
+    words += ["two.py"] if "numeric" in command and not other_inputs else []
     for one in [rule.flag] if isinstance(rule, Requires) else [rule.flag, rule.other]:
         flag, _, value = one.partition(" ")
         action = PARSERS[command].find(flag)

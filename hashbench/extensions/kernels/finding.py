@@ -194,7 +194,7 @@ def example_words(example: Example) -> str:
     at = f"{list(example.index)} " if example.index else ""
     if example.got is None and example.wanted is None:
         return inputs
-    led = f"{at}is {value(example.got)}, and {value(example.wanted)} by the reference in float64"
+    led = f"{at}is {_instead(example)}"
     return ": ".join(filter(None, (inputs, led)))
 
 
@@ -205,12 +205,17 @@ def _output(output: JudgedOutput) -> str:
     at = f" at {list(output.worst)}" if output.worst else ""
     values = ""
     if output.got is not None or output.wanted is not None:
-        values = f": {value(output.got)}, and {value(output.wanted)} by the reference in float64"
+        values = f", {_instead(output)}"
     explained = f"explained by {output.explained_by}" if output.explained_by else "which nothing explains"
     own = "" if output.own_ratio is None else f"the reference itself is off by {number(output.own_ratio)}"
     units = f"{number(output.ratio)} {_unit(output.ratio)}"
     parts = (f"{shape}, {units}{at}{values}", explained, own, _nearer(output))
     return "; ".join(filter(None, parts))
+
+
+def _instead(element: Example | JudgedOutput) -> str:
+    """Return what the kernel has there, and what the reference in float64 has."""
+    return f"{value(element.got)} instead of {value(element.wanted)}"
 
 
 def _nearer(output: JudgedOutput) -> str:
@@ -302,7 +307,7 @@ def value(element: complex | None) -> str:
     """Return an element; ``none`` where there is none."""
     if element is None:
         return "none"
-    return f"{element:.6g}"
+    return f"{element:.9g}"
 
 
 def _unit(units: float) -> str:

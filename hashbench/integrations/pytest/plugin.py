@@ -1,6 +1,6 @@
 """The pytest plug-in: ``assert_runs_equal``, ``@pytest.mark.run_to_run``, ``assert_batch_invariant``,
 ``assert_compiled_equals_eager``, ``assert_ranks_deterministic``, ``assert_kernels_unchanged``, ``assert_same_model``,
-``assert_same_weights``.
+``assert_same_weights``, ``assert_within_rounding``.
 
 pytest loads this module in every session of every project that has hashbench installed, so it imports little but
 pytest; torch and the rest of hashbench are imported by the first test that asks for them.
@@ -171,6 +171,14 @@ def assert_same_model() -> Callable[..., None]:
 def assert_same_weights() -> Callable[..., None]:
     """Return a callable that takes two models or state dicts, and fails if they do not hold the same weights."""
     from hashbench.testing import assert_same_weights as check
+
+    return check
+
+
+@pytest.fixture
+def assert_within_rounding() -> Callable[..., None]:
+    """Return a callable that takes a kernel, its reference and inputs, and fails if more than rounding differs."""
+    from hashbench.testing import assert_within_rounding as check
 
     return check
 

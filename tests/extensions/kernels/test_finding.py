@@ -67,7 +67,7 @@ def test_a_fault_is_told_with_place_example_and_doubt() -> None:
     text = text_of(WRONG)
     assert "lost elements of a sum: the last 5 of 1021 terms, up to 400 000 units, with the variation sizes" in text
     assert "rows 96 to 127, 25 % of the elements" in text
-    assert "zeros but 1.0 at [0, 6]: [0] is 0, and 1 by the reference in float64" in text
+    assert "zeros but 1.0 at [0, 6]: [0] is 0 instead of 1" in text
     assert "not certain: a mask that hides them does the same" in text
 
 
