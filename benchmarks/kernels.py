@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from hashbench.extensions.kernels.check import within_rounding
 
 from hashbench.core.run.wide import WideMode
 from hashbench.core.trace.arguments import tensors_in
+from hashbench.extensions.kernels.check import within_rounding
 from hashbench.extensions.kernels.verdict import KernelOutcome, RoundingVerdict
 
 FOLDER = Path(__file__).parents[1] / "models" / "kernels"
@@ -229,7 +229,10 @@ def scored(rows: Iterable[Row]) -> Iterator[Scored]:
     for row in rows:
         asked = case(row)
         began = monotonic()
-        verdict = within_rounding(asked.make_kernel(), asked.reference, *asked.given(), backward=asked.backward)
+        try:
+            verdict = within_rounding(asked.make_kernel(), asked.reference, *asked.given(), backward=asked.backward)
+        except Exception as error:  # a crash is a miss of this row, not the end of the score
+            verdict = RoundingVerdict(KernelOutcome.NOT_KNOWN, f"raised {type(error).__name__}: {error}")
         seconds = monotonic() - began
         yield Scored(row, verdict, seconds, is_close(asked), is_as_good(asked))
 

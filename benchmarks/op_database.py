@@ -22,10 +22,10 @@ from time import monotonic
 from typing import Any
 
 import torch
-from hashbench.extensions.kernels.check import within_rounding
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hashbench.core.trace.arguments import tensors_in
+from hashbench.extensions.kernels.check import within_rounding
 
 SAMPLES = 10
 """Sample inputs that are looked at; the one of most elements is judged."""
