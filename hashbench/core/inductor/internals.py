@@ -250,7 +250,8 @@ class _TritonKernel:
 
     def run(self, *args: Any, **others: Any) -> Any:
         hooks, site = self._hooks, self._site
-        if getattr(hooks._inside, "graph", False) != "shown" or (listener := hooks._listener) is None:
+        hidden = getattr(hooks._inside, "graph", False) != "shown" or others.keys() - {"stream"}
+        if hidden or (listener := hooks._listener) is None:
             return self._of.run(*args, **others)
         return listener.kernel(site, _line_in(site.path, site.facts), args)
 

@@ -32,7 +32,8 @@ class TritonArgument:
 
 _SIGNATURE = re.compile(r"""['"]signature['"]: (\{[^{}]*\})""")
 _MUTATED = re.compile(r"""['"]mutated_arg_names['"]: (\[[^\[\]]*\])""")
-_POINTER = "*"
+_LAUNCHER = re.compile(r"""['"]extra_launcher_args['"]: (\[[^\[\]]*\])""")
+_POINTER, _SIZE = "*", "i32"
 _FILLED, _WORKSPACE = "out_ptr", ("ws_ptr", "sem_ptr")
 """Inductor's names of what is only written, and of scratch memory, which is in no list of what is mutated."""
 
@@ -40,7 +41,8 @@ _FILLED, _WORKSPACE = "out_ptr", ("ws_ptr", "sem_ptr")
 def arguments_of(source: str) -> tuple[TritonArgument, ...]:
     """Return what a launch passes, in order; empty if the source has no signature.
 
-    A parameter of type ``tl.constexpr`` is part of the configuration, and not passed. A pointer is written if Inductor
+    A parameter of type ``tl.constexpr`` is part of the configuration, and not passed; the grid of a template is, behind
+    the arguments of the kernel. A pointer is written if Inductor
     says so (by its name, or ``mutated_arg_names``), if a store of the kernel reaches it, or if it is handed to a
     function that is not in the text.
     """
@@ -62,7 +64,8 @@ def arguments_of(source: str) -> tuple[TritonArgument, ...]:
         writes = pointer and (named or name in stored)
         fills = writes and (not is_loaded_first(name, body) if name in updated or not named else _FILLED in name)
         found.append(TritonArgument(str(name), str(kind), reads=pointer and not fills, writes=writes))
-    return tuple(found)
+    grid = _literal(_LAUNCHER, source, list[str]())
+    return (*found, *(TritonArgument(str(name), _SIZE) for name in grid))
 
 
 def is_loaded_first(name: str, body: str) -> bool:

@@ -82,6 +82,13 @@ def test_scratch_memory_is_read_and_written_and_what_is_mutated_is_read() -> Non
     assert accesses(atomic) == ["in_ptr0 r", "out_ptr0 rw", "xnumel"]
 
 
+def test_the_grid_of_a_template_is_passed_behind_its_arguments() -> None:
+    text = source(TWO, "tl.store(out_ptr0, tl.load(in_ptr0))")
+    text = text.replace("inductor_meta={", "inductor_meta={'extra_launcher_args': ['_grid_0', '_grid_1'], ")
+    assert [one.kind for one in arguments_of(text)] == ["*fp32", "*fp32", "i32", "i32", "i32"]
+    assert [one.name for one in arguments_of(text)][3:] == ["_grid_0", "_grid_1"]
+
+
 def test_a_source_without_a_signature_has_unknown_arguments() -> None:
     assert arguments_of("\nsomething else\n") == arguments_of("") == ()
 
