@@ -82,7 +82,7 @@ class CompiledCheck:
         """Make all runs, and return the outcome with the worst status."""
         try:
             check_backend(self.options.backend)
-            refuse_settings(self.options.backend)
+            refuse_settings(self.options.backend, device=self.options.device)
         except HashbenchError as error:  # of a machine of a cluster, which the sweep's own cannot know
             facts = (CompiledFacts(stage="dynamo"),)
             return Outcome(Status.REFERENCE_FAIL, self.level, failure=Failure(str(error)), facts=facts)

@@ -20,7 +20,7 @@ class _Backend(argparse.Action):
         try:
             device_of(namespace.backend)
         except HashbenchError as error:
-            parser.error(str(error))
+            parser.error(str(error).removesuffix("."))
 
 
 def add_flags(flags: Flags) -> None:

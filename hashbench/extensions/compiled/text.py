@@ -182,6 +182,8 @@ class CompiledWords(RowWords):
                 return "see its log, and report the failed diagnosis"
             case Status.REFERENCE_FAIL if "InvalidCxxCompiler" in row.error:
                 return "install a C++ compiler, or name one by CXX; --backend aot_eager needs none"
+            case Status.REFERENCE_FAIL if "@" in row.backend:
+                return "leave --as out, which compiles for the CPU, to see whether that fails, too"
             case Status.REFERENCE_FAIL:
                 backend = "" if row.backend == "inductor" else f"backend={row.backend!r}"
                 return f"compile it in plain Python (torch.compile({backend})), where it should raise the same"

@@ -154,6 +154,7 @@ def test_the_program_is_counted(changes: dict[str, Any], words: str) -> None:
         ({"advice": "", "accuracy": "compilations_differ"}, "let all runs use one compilation"),
         ({"advice": "", "accuracy": "fail_to_run"}, "compile it in plain Python (torch.compile()), where"),
         ({"advice": "", "accuracy": "fail_to_run", "backend": "aot_eager"}, "(torch.compile(backend='aot_eager'))"),
+        ({"advice": "", "accuracy": "fail_to_run", "backend": "inductor@cuda:90"}, "leave --as out"),
         ({"advice": "", "accuracy": "fail_to_run", "backend": ""}, ""),
         (
             {"advice": "", "accuracy": "fail_to_run", "error": "InductorError: InvalidCxxCompiler: No working …"},

@@ -17,21 +17,33 @@ _REFUSED = (("cpp_wrapper", "cpp_wrapper"), ("triton.cudagraphs", "CUDA graphs")
 """Settings of Inductor whose programs call kernels without Python, and what they are called."""
 
 
-def refuse_settings(backend: str) -> None:
+def refuse_settings(backend: str, *, device: str = "cpu") -> None:
     """Raise unless a backend, if it generates code for a device that is not there, can be interpreted as Inductor is
     set.
 
+    Args:
+        backend: its name.
+        device: that the model runs on.
+
     Raises:
-        HashbenchError: kernels are not called from Python; there is no such device.
+        HashbenchError: kernels are not called from Python, the model is not on the CPU, or there is no such device.
     """
-    device = device_of(backend)
-    for name, words in _REFUSED if device is not None else ():
+    wanted = device_of(backend)
+    if wanted is None:
+        return
+    if device != "cpu":
+        raise HashbenchError(
+            f"--as {wanted} cannot be combined with --device {device}",
+            consequence="its kernels are interpreted on the CPU",
+            tip="Leave --device out, or --as.",
+        )
+    for name, words in _REFUSED:
         setting: Any = inductor_config
         for part in name.split("."):
             setting = getattr(setting, part)
         if setting:
             raise HashbenchError(
-                f"--as {device} cannot be combined with {words}",
+                f"--as {wanted} cannot be combined with {words}",
                 consequence="its kernels are not called from Python, so that nothing can interpret them",
                 tip=f"Unset torch._inductor.config.{name} in the model's file and the environment.",
             )

@@ -95,6 +95,12 @@ def test_kernels_that_python_does_not_call_are_refused(setting: str, said: str) 
             refuse_settings("inductor@cuda:90")
 
 
+def test_model_on_a_gpu_is_refused() -> None:
+    with pytest.raises(HashbenchError, match="--as cuda:90 cannot be combined with --device cuda:0"):
+        refuse_settings("inductor@cuda:90", device="cuda:0")
+    refuse_settings("inductor", device="cuda:0")
+
+
 def test_kernel_that_is_not_interpreted_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """ATen computes its buffer, and the judge does not count it as right."""
     known = {name: function for name, function in libdevice.FUNCTIONS.items() if name != "erf"}
