@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from hashbench.extensions.kernels.verdict import (
 )
 
 Function = Callable[..., Any]
+
+_EXAMPLE_SECONDS = 2.0
+"""Seconds in which smaller inputs are looked for that show a fault."""
 
 
 def within_rounding(
@@ -73,6 +77,7 @@ def within_rounding(
         reason = run.outputs()
         if backward and not reason:
             reason = run.gradients()
+        run.exemplify()
     return run.verdict(reason, time.monotonic() - begin)
 
 
@@ -116,6 +121,8 @@ class _Run:
         self._seed, self._approximate, self._without = seed, approximate, without
         self._deadline, self._progress = deadline, progress
         self._found: list[Findings] = []
+        self._trials: list[Trials] = []
+        self._faults: tuple[Fault, ...] = ()
 
     def outputs(self) -> str:
         """Judge the results; return why nothing can be said, empty where something can."""
@@ -149,6 +156,7 @@ class _Run:
             deadline=self._deadline,
             progress=self._progress,
         )
+        self._trials.append(trials)
         try:
             self._found.append(trials.run())
         except (NotKnownError, NotJudgedError) as error:
@@ -156,9 +164,19 @@ class _Run:
             return str(error)
         return ""
 
+    def exemplify(self) -> None:
+        """Collect what is wrong, and look for the smallest inputs that show what leads."""
+        self._faults = merged(fault for found in self._found for fault in found.faults)
+        seconds = min(_EXAMPLE_SECONDS, self._deadline - time.monotonic())
+        for trials in self._trials if self._faults and seconds > 0 else ():
+            example = trials.example(self._faults[0], seconds=seconds)
+            if example is not None:
+                self._faults = (replace(self._faults[0], example=example), *self._faults[1:])
+                return
+
     def verdict(self, reason: str, seconds: float) -> RoundingVerdict:
         """Return what was found as a verdict."""
-        faults = merged(fault for found in self._found for fault in found.faults)
+        faults = self._faults
         outcome = KernelOutcome.WITHIN_ROUNDING
         if faults:
             outcome = KernelOutcome.WRONG

@@ -18,7 +18,7 @@ from hashbench.extensions.kernels.calls import Called
 from hashbench.extensions.kernels.inputs import Inputs
 from hashbench.extensions.kernels.kind import kind_of
 from hashbench.extensions.kernels.verdict import Fault, FaultKind, JudgedOutput
-from hashbench.extensions.kernels.where import places_of
+from hashbench.extensions.kernels.where import wrong_places
 
 _NEARLY_INFINITE = 2.0**118
 """Magnitude of a result whose steps may have been infinite in float32."""
@@ -261,7 +261,7 @@ def _fault(
         kind,
         variation,
         name,
-        where=places_of(judged.beyond, inputs.named()) if some else "",
+        where=wrong_places(judged, inputs.named()),
         share=float(judged.beyond.double().mean()) if some else None,
         ratio=judged.ratio,
         detail=detail,

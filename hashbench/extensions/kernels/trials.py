@@ -6,13 +6,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from hashbench.core.diagnose.replay.controls.memory import POISONS
 from hashbench.core.errors import named_line
+from hashbench.core.run.rounding_judge import JudgedResult
 from hashbench.core.run.rounding_reference import NotJudgedError, ReferenceRuns
 from hashbench.extensions.kernels.calls import Called, Caller, Function, leaving
+from hashbench.extensions.kernels.example import example_of
 from hashbench.extensions.kernels.float32 import in_float32, resolves_float32
 from hashbench.extensions.kernels.hygiene import Habits, repeated, unwritten, written_inputs
 from hashbench.extensions.kernels.inputs import Inputs
@@ -29,7 +32,7 @@ from hashbench.extensions.kernels.variations import (
     reductions,
     rounding_inputs,
 )
-from hashbench.extensions.kernels.verdict import Fault, JudgedOutput, TriedVariation, VariationOutcome
+from hashbench.extensions.kernels.verdict import Example, Fault, JudgedOutput, TriedVariation, VariationOutcome
 
 _OTHER_VALUES = ("seeds", "large", "tiny", "spikes", "integers")
 """Variations that change all values: a result of other inputs is then left over from an earlier call."""
@@ -136,6 +139,7 @@ class Trials:
         self._to_judge = task.reference
         self._base, self._base_runs = task.inputs, self._runs(task.inputs)
         self._earlier: list[torch.Tensor] = []
+        self._shown: dict[tuple[str, str], Inputs] = {}
         self.found = Findings()
 
     def run(self) -> Findings:
@@ -179,7 +183,7 @@ class Trials:
         if judged.right:
             self._earlier += called.results
         if not judged.right:
-            self.found.faults += judged.faults(GIVEN, inputs)
+            self.found.faults += self._noted(judged.faults(GIVEN, inputs), inputs)
         outcome = VariationOutcome.WITHIN_ROUNDING if judged.right else VariationOutcome.WRONG
         self.found.tried.append(TriedVariation(GIVEN, outcome, judged.ratio, meaning="the inputs as they are"))
         return usable
@@ -348,7 +352,41 @@ class Trials:
         times = Counter(fault.output for fault in self.found.faults if special == (fault.variation in ("nan", "inf")))
         given = {fault.output for fault in self.found.faults if fault.variation == GIVEN and not special}
         known = given | {output for output, count in times.items() if count >= _DESCRIBED}
-        return judged.faults(name, inputs, self._earlier if name in _OTHER_VALUES else (), known)
+        earlier = self._earlier if name in _OTHER_VALUES else ()
+        return self._noted(judged.faults(name, inputs, earlier, known), inputs)
+
+    # ------------------------------------------------------------------------------------------------------ examples
+
+    def _noted(self, faults: Sequence[Fault], inputs: Inputs) -> Sequence[Fault]:
+        """Note which inputs showed faults."""
+        for fault in faults:
+            self._shown.setdefault((fault.variation, fault.output), inputs)
+        return faults
+
+    def example(self, fault: Fault, *, seconds: float) -> Example | None:
+        """Return the smallest inputs that show a fault; ``None`` if this task did not find it, or no element is wrong.
+
+        Args:
+            fault: one of those found.
+            seconds: how long to look.
+        """
+        inputs = self._shown.get((fault.variation, fault.output))
+        variation = next((each for each in VARIATIONS if each.name == fault.variation), None)
+        if inputs is None:
+            return None
+
+        def judge(leaves: tuple[Any, ...]) -> tuple[torch.Tensor, JudgedResult] | None:
+            tried = inputs.having(leaves)
+            called = self._kernel(tried)
+            judged = self._judge(called, self._runs(tried))
+            if called.error or judged.structure or fault.output not in called.names:
+                return None
+            if variation is not None and self._excused(variation, tried, judged):
+                return None
+            number = called.names.index(fault.output)
+            return called.results[number], judged.results[number]
+
+        return example_of(inputs.leaves, judge, seconds=seconds)
 
     # ------------------------------------------------------------------------------------------------------ helpers
 

@@ -323,3 +323,13 @@ def test_what_cannot_be_called_is_refused() -> None:
         within_rounding(X, softmax, X)
     with pytest.raises(HashbenchError, match="no variation 'speed'"):
         within_rounding(by_hand, softmax, X, without=("speed",))
+
+
+def test_a_fault_is_shown_by_the_smallest_inputs() -> None:
+    x = torch.randn(8, 100, generator=torch.Generator().manual_seed(1))
+    verdict = within_rounding(lambda x: x[:, :96].sum(1), lambda x: x.sum(1), x, without=tuple(set(NAMES) - {"given"}))
+    (fault,) = verdict.faults
+    assert fault.detail == "the sum of input 0 over dimension 1 lacks the last 4 elements"
+    assert fault.example is not None
+    assert fault.example.inputs[0].startswith("float32[1, 97], zeros but")
+    assert fault.example.got == 0.0
