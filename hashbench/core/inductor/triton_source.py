@@ -51,10 +51,10 @@ def arguments_of(source: str) -> tuple[TritonArgument, ...]:
         return ()
     updated = _literal(_MUTATED, source, list[str]())
     functions = _functions(source)
-    kernel = [*functions.values()][-1] if functions else None
+    kernel = functions.get(kernel_name(source))
     configured = set() if kernel is None else set(_constants(kernel))
     stored = set(kinds) if kernel is None else _Stores(functions).of(kernel.name)
-    body = source.rpartition("\ndef ")[2].partition("):\n")[2]
+    body = ("" if kernel is None else source.partition(f"\ndef {kernel.name}(")[2]).partition("):\n")[2]
     found = []
     for name, kind in kinds.items():
         if name in configured or (kernel is None and kind == "constexpr"):
@@ -66,6 +66,20 @@ def arguments_of(source: str) -> tuple[TritonArgument, ...]:
         found.append(TritonArgument(str(name), str(kind), reads=pointer and not fills, writes=writes))
     grid = _literal(_LAUNCHER, source, list[str]())
     return (*found, *(TritonArgument(str(name), _SIZE) for name in grid))
+
+
+def kernel_name(source: str) -> str:
+    """Return the name of the function that Inductor's heuristics decorate, else of the last one; empty without any.
+
+    Functions that a kernel of the user calls are behind it in the text.
+    """
+    functions = _functions(source)
+    decorated = (name for name, each in functions.items() if any(map(_is_heuristic, each.decorator_list)))
+    return next(decorated, next(reversed([*functions]), ""))
+
+
+def _is_heuristic(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).startswith("triton_heuristics.")
 
 
 def is_loaded_first(name: str, body: str) -> bool:
@@ -93,7 +107,7 @@ def _literal(pattern: re.Pattern[str], source: str, default: _Value) -> _Value:
 
 
 def _functions(source: str) -> Mapping[str, ast.FunctionDef]:
-    """Return the functions of a source by name, in the order of the text; the last one is the kernel."""
+    """Return the functions of a source by name, in the order of the text."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

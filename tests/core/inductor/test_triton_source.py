@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.core.inductor.triton_source import TritonArgument, arguments_of, is_loaded_first
+from hashbench.core.inductor.triton_source import TritonArgument, arguments_of, is_loaded_first, kernel_name
 
 
 def source(signature: str, body: str, parameters: str = "", *, mutated: str = "[]", before: str = "") -> str:
@@ -80,6 +80,28 @@ def test_scratch_memory_is_read_and_written_and_what_is_mutated_is_read() -> Non
     assert accesses(text) == ["out_ptr0 w", "sem_ptr rw", "ws_ptr rw", "in_out_ptr0 rw", "in_out_ptr1 w"]
     atomic = source(TWO, "tl.atomic_add(out_ptr0 + x, tl.load(in_ptr0 + x))", mutated="['out_ptr0']")
     assert accesses(atomic) == ["in_ptr0 r", "out_ptr0 rw", "xnumel"]
+
+
+USERS = """
+@triton_heuristics.user_autotune(
+    configs=[], inductor_meta={'extra_launcher_args': ['_grid_0']}, filename=__file__, custom_kernel=True,
+    triton_meta={'signature': {'x_ptr': '*fp32', 'to_ptr': '*fp32', 'n': 'i32', 'BLOCK': 'constexpr'}},
+)
+@triton.jit
+def scaled(x_ptr, to_ptr, n, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    put(to_ptr + index, tl.load(x_ptr + index, mask=index < n) * 2, index < n)
+
+@triton.jit
+def put(place, value, mask):
+    tl.store(place, value, mask=mask)
+"""
+
+
+def test_a_kernel_of_the_user_writes_what_its_text_says() -> None:
+    assert kernel_name(USERS) == "scaled"
+    assert accesses(USERS) == ["x_ptr r", "to_ptr rw", "n", "_grid_0"]
+    assert kernel_name("") == kernel_name("not python (") == ""
 
 
 def test_the_grid_of_a_template_is_passed_behind_its_arguments() -> None:

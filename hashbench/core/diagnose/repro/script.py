@@ -29,6 +29,7 @@ from hashbench.core.diagnose.calls.ops import needs_definition
 from hashbench.core.diagnose.replay.methods import possible_shifts
 from hashbench.core.diagnose.repro.call_arguments import bad, is_named
 from hashbench.core.diagnose.repro.writer import render, templates
+from hashbench.core.inductor.triton_source import kernel_name
 from hashbench.core.records import Evidence, ExperimentResult
 
 # ------------------------------------------------------------------------------------- what is repeated, how often
@@ -125,7 +126,7 @@ def call_values(call: CapturedCall, *, heading: str, definition: str = "", requi
         "custom": custom,
         "definition": definition,
         "kernel_types": "" if kernel is None else json.dumps(list(kernel.types)),
-        "kernel_name": "" if kernel is None else call.op,
+        "kernel_name": "" if kernel is None else kernel_name(kernel.source) if is_triton(kernel.types) else call.op,
         "triton": kernel is not None and is_triton(kernel.types),
         "kernel_config": "" if kernel is None or not is_triton(kernel.types) else kernel.config,
         "workspace": json.dumps(workspace) if workspace else "",
