@@ -204,7 +204,7 @@ def _same(rungs: tuple[Rung, ...], eager: _Eager) -> Ladder:
     elif explained:
         lower = f", and {eager.lower} computes in a lower dtype" if eager.lower else ""
         reason = f"{explained[0].result} differs by no more than rounding explains in float64{lower}"
-    elif not rungs or rungs[-1].backend != "inductor":
+    elif not rungs or rungs[-1].backend.partition("@")[0] != "inductor":
         reason = "inductor was not compared in float64"
     else:
         return Ladder(rungs, semantic=Semantic.NO)

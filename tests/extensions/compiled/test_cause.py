@@ -25,6 +25,7 @@ from hashbench.extensions.compiled.ladder import BACKENDS, Ladder, Rung, Semanti
 from hashbench.extensions.compiled.memory import LostInput
 from hashbench.extensions.compiled.names import Overwriter
 from hashbench.extensions.compiled.passes import Change
+from tests.extensions.compiled.steps import InFloat32, made, step_of
 
 FACTS = NodeFacts("aten.gelu.default", "Net.act", "net.py:7 gelu(x)")
 PLACE = (FACTS.op, FACTS.module, FACTS.source)
@@ -179,6 +180,22 @@ def found(stage: str, runs: Runs, own: KernelJudgement | None = None, **ladder: 
         runs,  # type: ignore[arg-type]
         Ladder((Rung("inductor", 3.0, "output.0"),), stage, **{"semantic": Semantic.YES, **ladder}),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "gone"), [(1 + 2**-24, True), (1.01, False)], ids=["rounding", "a mistake"])
+def test_a_mistake_is_gone_where_a_cast_to_float32_leaves_its_rounding(factor: float, *, gone: bool) -> None:
+    step = step_of(made(InFloat32), [torch.randn(64, 8)], training=False)
+
+    def run(backend: Any, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+        if backend != "inductor":
+            return step(backend, dtype)
+        return {name: value * factor for name, value in step(None, dtype).items()}
+
+    with contextlib.ExitStack() as stack:
+        runs = compiled_cause._LadderRuns(replace(case_of(), model=SimpleNamespace(step=run)), stack)  # type: ignore[arg-type]
+        runs.look = looking()
+        assert runs.is_gone(Blamed.at("codegen", semantic="yes")) is gone
 
 
 def test_nothing_but_rounding_says_where_it_grew() -> None:

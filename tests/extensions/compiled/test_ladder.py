@@ -61,6 +61,12 @@ def test_the_first_backend_that_differs_gives_the_stage(values: Values, stage: s
     assert not stage or ladder.rungs[-1].raised == ("RuntimeError: cannot" if broken else "")
 
 
+@pytest.mark.parametrize("backend", ["inductor", "inductor@cuda:90"])
+def test_inductor_is_compared_whatever_device_it_makes_code_for(backend: str) -> None:
+    assert stage_of({}, backends=(*BACKENDS, backend)) == ("", Semantic.NO)
+    assert stage_of({backend: WRONG}, backends=(*BACKENDS, backend)) == ("inductor", Semantic.YES)
+
+
 def test_no_backend_runs_behind_the_first_that_differs() -> None:
     asked: list[Any] = []
     ladder = climb(planned({"eager": WRONG}, asked))
