@@ -13,8 +13,15 @@ from hashbench.core.errors import HashbenchError
 from hashbench.extensions.compiled.as_device.codegen import CUDA, generating, moved
 from hashbench.extensions.compiled.as_device.devices import NamedDevice, device_of
 
-_REFUSED = (("cpp_wrapper", "cpp_wrapper"), ("triton.cudagraphs", "CUDA graphs"))
-"""Settings of Inductor whose programs call kernels without Python, and what they are called."""
+_UNSEEN = "its kernels are not called from Python, so that nothing can interpret them"
+_MEASURES = "it measures kernels on the device, which is not there"
+_REFUSED = (
+    ("cpp_wrapper", "cpp_wrapper", _UNSEEN),
+    ("triton.cudagraphs", "CUDA graphs", _UNSEEN),
+    ("max_autotune", "max_autotune", _MEASURES),
+    ("max_autotune_gemm", "max_autotune_gemm", _MEASURES),
+)
+"""Settings of Inductor that cannot be interpreted, what they are called, and why."""
 
 
 def refuse_settings(backend: str, *, device: str = "cpu") -> None:
@@ -37,14 +44,14 @@ def refuse_settings(backend: str, *, device: str = "cpu") -> None:
             consequence="its kernels are interpreted on the CPU",
             tip="Leave --device out, or --as.",
         )
-    for name, words in _REFUSED:
+    for name, words, why in _REFUSED:
         setting: Any = inductor_config
         for part in name.split("."):
             setting = getattr(setting, part)
         if setting:
             raise HashbenchError(
                 f"--as {wanted} cannot be combined with {words}",
-                consequence="its kernels are not called from Python, so that nothing can interpret them",
+                consequence=why,
                 tip=f"Unset torch._inductor.config.{name} in the model's file and the environment.",
             )
 

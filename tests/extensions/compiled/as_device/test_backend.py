@@ -86,8 +86,11 @@ def test_gradients_and_random_numbers_are_eager_modes() -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("setting", "said"), [("cpp_wrapper", "cpp_wrapper"), ("triton.cudagraphs", "CUDA graphs")])
-def test_kernels_that_python_does_not_call_are_refused(setting: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("cpp_wrapper", "cpp_wrapper"), ("triton.cudagraphs", "CUDA graphs"), ("max_autotune", "max_autotune")],
+)
+def test_what_cannot_be_interpreted_is_refused(setting: str, said: str) -> None:
     refuse_settings("inductor@cuda:90")
     with torch._inductor.config.patch({setting: True}):
         refuse_settings("inductor")
