@@ -24,7 +24,7 @@ ERRORS = 6.0
 ROUNDOFFS = 1.5
 """Unit roundoffs that an error along a direction must exceed: a constant that was rounded to the dtype is right."""
 
-FULL_ROUNDOFFS = 8.0
+FULL_ROUNDOFFS = 16.0
 """The same in the dtype that kernels compute in, float32 or float64: there each step may round a constant."""
 
 ONCE = 2.0
@@ -290,7 +290,7 @@ class _Directions:
                 over = mean.abs() > torch.maximum(roundoffs * most, place.of(explained))
                 errors = torch.where(over, mean.abs() / variance.sqrt(), 0.0)
                 best = int(errors.argmax())
-                if float(errors[best]) > ERRORS:
+                if float(errors[best]) > ERRORS * math.sqrt(self._alike(place, best) if samples else 1.0):
                     slope = float(mean[best] / norm[best]) * self._roundoff
                     if sums.name != "result":
                         slope *= self._scale if sums.name != "magnitude of the result" else 1.0
@@ -298,6 +298,11 @@ class _Directions:
                     bias = Bias(sums.name + place.text(best, self._w.shape), slope, mean_size, float(errors[best]))
                     found.append((float(mean[best].square() / norm[best]), bias))
         return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def _alike(self, place: _Place, block: int) -> float:
+        """Return how many elements of a block have the same value, in the mean: they have the same error."""
+        values = self._w if not place.size else self._w.narrow(place.dim, *place.range(block, self._w.shape))
+        return values.numel() / max(1, len(values.unique()))
 
     @functools.cached_property
     def _one(self) -> float:
@@ -364,8 +369,14 @@ class _Place:
         """Return where a block is, to follow the name of a direction."""
         if not self.size:
             return ""
-        first, last = block * self.size, min((block + 1) * self.size, shape[self.dim]) - 1
-        return f" at dimension {self.dim}, {first} to {last}" if first < last else f" at dimension {self.dim}, {first}"
+        first, length = self.range(block, shape)
+        last = first + length - 1
+        return f" at dimension {self.dim}, {first} to {last}" if length > 1 else f" at dimension {self.dim}, {first}"
+
+    def range(self, block: int, shape: torch.Size) -> tuple[int, int]:
+        """Return the first index of a block along the dimension, and its length."""
+        first = block * self.size
+        return first, min(self.size, shape[self.dim] - first)
 
 
 @dataclass(frozen=True, slots=True)

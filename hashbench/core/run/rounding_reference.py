@@ -7,6 +7,7 @@ There are three models of it, from narrow to wide: :class:`Rounding`.
   holds exactly stays. Sums of small integers are therefore not rounded at all.
 * A sum of n products rounds by ``u (S + sqrt(n/3) |s|)``, where s is the sum, S the sum of magnitudes: any order of
   the terms. Where all terms are multiples of what the last place of S counts, it is exact.
+* The argument of an exponential function is rounded in float32: kernels scale it.
 * Ops of several steps, as softmax and layer norm, are decomposed, as torch does; steps inside accumulate in float32.
 """
 
@@ -58,6 +59,9 @@ _SUMS = frozenset(
     """.split()  # noqa: SIM905 - one name a line takes a page
 )
 """Ops that sum products of their operands: on magnitudes they give the sum of magnitudes, on ones the terms."""
+
+_SENSITIVE = frozenset({"exp", "exp2", "expm1", "sinh", "cosh", "sin", "cos", "tan"})
+"""Ops whose argument is rounded before: kernels scale it by a constant, for exp2 and to reduce its range."""
 
 _PART = 0.25
 """Part of the rounding of a sum that counts in a low dtype: kernels add up blocks there, not single terms."""
@@ -269,6 +273,7 @@ class _RoundingMode(WideMode):
         kwargs = mapped(kwargs, self._wide)
         output = self._stepwise(func, args, kwargs, key[-1])
         if output is NotImplemented:
+            args = self._rounded_argument(func, args)
             output = super().__torch_dispatch__(func, types, args, kwargs)
         plan = plan_of(func)
         if plan.blank or plan.pattern is Pattern.VIEW or (own and not own[0]):
@@ -311,6 +316,12 @@ class _RoundingMode(WideMode):
             self._whole.add(func)
             return NotImplemented
         return output
+
+    def _rounded_argument(self, func: Any, args: Any) -> Any:
+        if _aten_name(func) not in _SENSITIVE or args[0].dtype is not torch.float64:
+            return args
+        with untraced():
+            return (self._noise.moved(args[0], unit_roundoff(self._accumulate) * self._scale / 2), *args[1:])
 
     def _round(
         self, tensor: torch.Tensor, dtype: torch.dtype, func: Any, args: Any, kwargs: Any, key: Any, position: int

@@ -120,6 +120,21 @@ def test_a_constant_that_was_rounded_to_the_dtype_is_right(dtype: torch.dtype, f
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_equal_elements_have_equal_errors_and_thus_no_direction(dtype: torch.dtype) -> None:
+    def steps(x: torch.Tensor) -> torch.Tensor:
+        return ((x * 1.1) * 1.1) * 1.1
+
+    found = []
+    for value in torch.linspace(0.3, 0.6, 24).tolist():
+        x = torch.full((64, 64), value, dtype=dtype)
+        found.append(
+            judged(steps, lambda x: x * 1.1 * 1.1 * 1.1 if x.dtype is torch.float64 else in_float32(steps)(x), x)
+        )
+    assert all(item.right() for item in found)
+    assert max(float(item.units.max()) for item in found) > 0
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
 def test_numbers_that_a_dtype_flushes_to_zero_have_no_direction(dtype: torch.dtype) -> None:
     tiny = torch.finfo(dtype).tiny * torch.finfo(dtype).eps / 3
     x = torch.full((64, 64), tiny, dtype=torch.float32)
@@ -134,6 +149,12 @@ def test_sums_in_any_order_are_right_and_lost_elements_are_not() -> None:
 
     assert judged(split, torch.mm, a, b).right()
     assert not judged(lambda a, b: a[:, :-1] @ b[:-1], torch.mm, a, b).right()
+
+
+def test_the_argument_of_an_exponential_function_may_be_scaled() -> None:
+    x = drawn(64, 256) * 30
+    assert judged(lambda x: torch.exp2(x * math.log2(math.e)), torch.exp, x).right()
+    assert not judged(lambda x: torch.exp2(x * 1.4427), torch.exp, x).right()
 
 
 def test_a_scan_one_after_the_other_is_right_in_float32() -> None:
