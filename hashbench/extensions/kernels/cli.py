@@ -91,18 +91,23 @@ def _verdict(loaded: FileKernel, parsed: argparse.Namespace) -> RoundingVerdict:
     from hashbench.core.processes import tell_phase
     from hashbench.extensions.kernels.check import within_rounding
 
-    return within_rounding(
-        loaded.kernel,
-        loaded.reference,
-        *loaded.inputs,
-        kwargs=loaded.named,
-        backward=parsed.backward,
-        approximate=parsed.approximate,
-        without=parsed.without or (),
-        seed=parsed.seed,
-        seconds=parsed.seconds,
-        progress=tell_phase,
-    )
+    try:
+        return within_rounding(
+            loaded.kernel,
+            loaded.reference,
+            *loaded.inputs,
+            kwargs=loaded.named,
+            backward=parsed.backward,
+            approximate=parsed.approximate,
+            without=parsed.without or (),
+            seed=parsed.seed,
+            seconds=parsed.seconds,
+            progress=tell_phase,
+        )
+    except SystemExit as error:
+        what = f"cannot judge {parsed.kernel}"
+        consequence = f"it, or its reference, ended the program with {error.code!r}"
+        raise HashbenchError(what, consequence=consequence, tip="Let it raise another exception.") from error
 
 
 def _with_page(parsed: argparse.Namespace) -> str:

@@ -54,6 +54,9 @@ def by_name():
 def wrong_inputs():
     return (torch.randn(3),)
 
+def ends(x, factor=1.0):
+    raise SystemExit(0)
+
 NUMBER = 3
 """
 REFERENCE = "import torch\ndef tanh(x, factor=1.0):\n    return torch.tanh(x) * factor\n"
@@ -161,6 +164,7 @@ def test_what_is_left_out_is_named(numeric: Numeric) -> None:
         ("right", "--inputs none.py:f", "cannot check none.py: it does not exist"),
         ("rigth", "", "it has no function rigth. It has Scaled, right, wrong, only_float32, inputs, by_name"),
         ("Scaled.aply", "", "it has no function Scaled.aply"),
+        ("ends", "", "cannot judge kernels.py:ends: it, or its reference, ended the program with 0"),
         ("NUMBER", "", "its NUMBER is a int, not a function"),
         ("plain.py:tanh", "", "it has no function tanh_inputs, and none inputs. Write one that returns"),
         ("right", "--without sices", "there is no variation 'sices'"),
