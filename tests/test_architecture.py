@@ -69,8 +69,8 @@ PACKAGES: tuple[tuple[str, str], ...] = (
     ),
     (
         "extensions.kernels",
-        "calls check conditions displaced example float32 gradients hygiene inputs judged kind lines lost "
-        "misses smallest trials variations where",
+        "calls check conditions displaced example excuses float32 given gradients hygiene inputs judged kind "
+        "lines lost misses pair smallest trials variations where",
     ),
     ("extensions.fingerprint", "calls check checking library measure values"),
     (

@@ -9,15 +9,21 @@ from typing import Any
 
 import torch
 
+from hashbench.core.diagnose.replay.controls.memory import POISONS
 from hashbench.core.errors import HashbenchError, named_line
 from hashbench.core.run.rng import preserved_rng
+from hashbench.core.run.rounding_judge import JudgedResult
 from hashbench.core.run.rounding_reference import NotJudgedError
 from hashbench.core.run.settings import preserved
 from hashbench.core.trace.digest import dtype_name
+from hashbench.extensions.kernels.example import example_of
+from hashbench.extensions.kernels.excuses import excused
+from hashbench.extensions.kernels.given import Findings, NotKnownError
 from hashbench.extensions.kernels.gradients import NoGradientError, gradients_of
 from hashbench.extensions.kernels.inputs import Inputs
 from hashbench.extensions.kernels.merge import merged, together
-from hashbench.extensions.kernels.trials import Findings, NotKnownError, Task, Trials
+from hashbench.extensions.kernels.pair import Pair, Task, threads_for
+from hashbench.extensions.kernels.trials import Trials
 from hashbench.extensions.kernels.variations import GIVEN, NAMES, chosen
 from hashbench.extensions.kernels.verdict import (
     Fault,
@@ -30,8 +36,8 @@ from hashbench.extensions.kernels.verdict import (
 
 Function = Callable[..., Any]
 
-_EXAMPLE_SECONDS = 2.0
-"""Seconds in which smaller inputs are looked for that show a fault."""
+_LOOKING = 3.0
+"""Seconds to look for the smallest inputs that show a fault."""
 
 
 def within_rounding(
@@ -77,8 +83,8 @@ def within_rounding(
         reason = run.outputs()
         if backward and not reason:
             reason = run.gradients()
-        run.exemplify()
-    return run.verdict(reason, time.monotonic() - begin)
+        faults = run.faults()
+    return run.verdict(reason, faults, time.monotonic() - begin)
 
 
 def _ignore(_: str) -> None:
@@ -121,12 +127,11 @@ class _Run:
         self._seed, self._approximate, self._without = seed, approximate, without
         self._deadline, self._progress = deadline, progress
         self._found: list[Findings] = []
-        self._trials: list[Trials] = []
-        self._faults: tuple[Fault, ...] = ()
+        self._pairs: list[Pair] = []
 
     def outputs(self) -> str:
         """Judge the results; return why nothing can be said, empty where something can."""
-        return self._judge(Task(self._kernel, self._reference, self._inputs))
+        return self._judge(Task(self._kernel, self._reference, self._inputs, (), self._seed, self._approximate))
 
     def gradients(self) -> str:
         """Judge the gradients; return why nothing can be said of them, empty where something can."""
@@ -145,38 +150,36 @@ class _Run:
             self._found.append(_raised(named_line(error, limit=300)))
             return ""
         before.remarks += pair.remarks
-        return self._judge(Task(pair.of(self._kernel), pair.of(self._reference), pair.inputs, pair.names))
+        functions = pair.of(self._kernel), pair.of(self._reference)
+        return self._judge(Task(*functions, pair.inputs, pair.names, self._seed, self._approximate))
 
     def _judge(self, task: Task) -> str:
-        trials = Trials(
-            task,
-            seed=self._seed,
-            approximate=self._approximate,
-            without=self._without,
-            deadline=self._deadline,
-            progress=self._progress,
-        )
-        self._trials.append(trials)
+        trials = Trials(task, without=self._without, deadline=self._deadline, progress=self._progress)
+        self._found.append(trials.found)
+        self._pairs.append(trials.pair)
         try:
-            self._found.append(trials.run())
+            trials.run()
         except (NotKnownError, NotJudgedError) as error:
-            self._found.append(trials.found)
             return str(error)
         return ""
 
-    def exemplify(self) -> None:
-        """Collect what is wrong, and look for the smallest inputs that show what leads."""
-        self._faults = merged(fault for found in self._found for fault in found.faults)
-        seconds = min(_EXAMPLE_SECONDS, self._deadline - time.monotonic())
-        for trials in self._trials if self._faults and seconds > 0 else ():
-            example = trials.example(self._faults[0], seconds=seconds)
-            if example is not None:
-                self._faults = (replace(self._faults[0], example=example), *self._faults[1:])
-                return
+    def examples(self, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+        """Return the faults, the one that leads with the smallest inputs that show it."""
+        seconds = min(_LOOKING, self._deadline - time.monotonic())
+        for pair, found in zip(self._pairs, self._found, strict=False) if faults and seconds > 0 else ():
+            inputs = found.shown.get((faults[0].variation, faults[0].output))
+            if inputs is not None:
+                with threads_for(inputs):
+                    example = example_of(inputs.leaves, _judge_of(pair, inputs, faults[0]), seconds=seconds)
+                return (replace(faults[0], example=example), *faults[1:])
+        return faults
 
-    def verdict(self, reason: str, seconds: float) -> RoundingVerdict:
+    def faults(self) -> tuple[Fault, ...]:
+        """Return what is wrong, the one that leads first."""
+        return self.examples(merged(fault for found in self._found for fault in found.faults))
+
+    def verdict(self, reason: str, faults: tuple[Fault, ...], seconds: float) -> RoundingVerdict:
         """Return what was found as a verdict."""
-        faults = self._faults
         outcome = KernelOutcome.WITHIN_ROUNDING
         if faults:
             outcome = KernelOutcome.WRONG
@@ -202,6 +205,25 @@ class _Run:
         floating = [tensor.dtype for _, tensor in self._inputs.tensors() if tensor.dtype.is_floating_point]
         others = [output.dtype for found in self._found for output in found.outputs]
         return dtype_name(floating[0]) if floating else next(iter(others), "")
+
+
+def _judge_of(pair: Pair, inputs: Inputs, fault: Fault) -> Callable[[tuple[Any, ...]], Any]:
+    """Return a function that judges the result that has a fault for other leaves; ``None``: they are refused."""
+
+    def judge(leaves: tuple[Any, ...]) -> tuple[torch.Tensor, JudgedResult] | None:
+        changed = inputs.having(leaves)
+        runs = pair.runs_of(changed)
+        runs.own  # noqa: B018  # before the kernel may read outside of what it is given
+        called = pair.kernel(changed, poison=POISONS[0])
+        judged = pair.judge(called, runs)
+        if not judged.usable or fault.output not in called.names:
+            return None
+        if not judged.right and fault.variation not in ("nan", "inf"):
+            judged = excused(fault.variation, pair, changed, changed, judged)
+        number = called.names.index(fault.output)
+        return called.results[number], judged.results[number]
+
+    return judge
 
 
 def _raised(detail: str) -> Findings:

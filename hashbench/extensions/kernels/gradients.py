@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,9 @@ def gradients_of(kernel: Function, reference: Function, inputs: Inputs, *, seed:
     generator = torch.Generator().manual_seed(seed)
     cotangents = tuple(_drawn(expected[number], generator) for number in outputs)
     args, kwargs = given.arguments()
-    combined = Inputs.of((args, kwargs, cotangents), {})
+    places = ["output"] if len(expected) == 1 else [f"output.{number}" for number in outputs]
+    labels = (*names, *(f"gradient of {place}" for place in places))
+    combined = replace(Inputs.of((args, kwargs, cotangents), {}), labels=labels)
     chosen = tuple(f"gradient of {names[number]}" for number in wanted)
     return Gradients(combined, chosen, wanted, tuple(outputs), tuple(remarks))
 

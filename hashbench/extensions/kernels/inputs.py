@@ -27,12 +27,14 @@ class Inputs:
         kwargs: those by name; only their nesting counts.
         leaves: values in the order of :func:`~hashbench.core.trace.arguments.mapped`; arrays are tensors here.
         arrays: numbers of leaves that the kernel gets as arrays of NumPy.
+        labels: names of the leaves; empty: they are called by their place.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     leaves: tuple[Any, ...]
     arrays: frozenset[int] = frozenset()
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
@@ -81,6 +83,8 @@ class Inputs:
 
     def names(self) -> list[str]:
         """Return a name of each leaf."""
+        if self.labels:
+            return list(self.labels)
         return [f"input {path}" for path in (*_paths(self.args, ""), *_paths(self.kwargs, ""))]
 
     def tensors(self) -> Iterator[tuple[int, torch.Tensor]]:

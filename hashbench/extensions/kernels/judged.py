@@ -10,7 +10,6 @@ import torch
 
 from hashbench.core.errors import named_line
 from hashbench.core.run.distance import unit_roundoff
-from hashbench.core.run.rounding import LIMIT
 from hashbench.core.run.rounding_judge import JudgedResult, judge_results
 from hashbench.core.run.rounding_reference import ReferenceRuns
 from hashbench.core.trace.digest import dtype_name
@@ -47,6 +46,11 @@ class Judged:
     def right(self) -> bool:
         """Whether the call returned what rounding explains."""
         return not self.called.error and not self.structure and all(result.right() for result in self.results)
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are results that can be compared."""
+        return not self.structure and self.called.error is None
 
     @property
     def ratio(self) -> float | None:
@@ -121,45 +125,6 @@ def judge(
             lost = excused[number] if lost is None else lost | excused[number]
         results.append(got if lost is None else torch.where(lost, own, got))
     return Judged(called, judge_results(results, runs, approximate=approximate), exchanged=exchanged)
-
-
-def independent(runs: Sequence[ReferenceRuns], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return which elements are equal in all runs of the reference, which have other inputs at some places: they do
-    not depend on these.
-
-    Args:
-        runs: of the reference.
-        results: of the kernel; their shapes.
-    """
-    first, *others = (each.exact for each in runs)
-    same = []
-    for number, result in enumerate(results):
-        equal = torch.ones(result.shape, dtype=torch.bool, device=result.device)
-        for other in others:
-            equal &= (other[number] == first[number]) | (other[number].isnan() & first[number].isnan())
-        same.append(equal)
-    return same
-
-
-def residues(
-    results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], usual: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Return which elements are what rounding leaves of terms that cancel: the reference is zero everywhere, as the
-    gradient of a softmax of one element.
-
-    Args:
-        results: of the kernel.
-        exact: of the reference in float64.
-        usual: the same for other inputs, whose magnitude says how large the terms are.
-    """
-    found = []
-    for got, wanted, other in zip(results, exact, usual, strict=True):
-        if not got.dtype.is_floating_point or bool(wanted.any()) or not other.numel():
-            found.append(torch.zeros(got.shape, dtype=torch.bool, device=got.device))
-            continue
-        largest = float(other.abs().nan_to_num(nan=0.0, posinf=0.0).max())
-        found.append(got.double().abs() <= LIMIT * unit_roundoff(torch.float32) * largest)
-    return found
 
 
 def _exchanged(got: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:

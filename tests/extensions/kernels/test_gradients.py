@@ -30,6 +30,7 @@ def test_gradients_are_those_of_autograd() -> None:
     assert found.names == ("gradient of input 0", "gradient of input 2")
     assert torch.equal(of_scale, (X[[1, 1, 3]] * cotangent).sum(0))
     assert torch.equal(of_x[1], cotangent[0] + cotangent[1])
+    assert found.inputs.names() == ["input 0", "input 1", "input 2", "gradient of output"]
     assert found.remarks == ("no gradient: input 1 (integers or bools)",)
 
 

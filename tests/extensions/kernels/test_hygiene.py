@@ -53,6 +53,16 @@ def test_written_memory_is_none(kernel: Callable[..., Any]) -> None:
     assert unwritten(Caller(kernel, seed=0), ONE, "given") == Habits()
 
 
+def test_what_every_other_call_returns_follows_no_memory() -> None:
+    calls: list[None] = []
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return x * len(calls[::2]) - x * len(calls[1::2])
+
+    assert unwritten(Caller(kernel, seed=0), ONE, "given") == Habits()
+
+
 def test_a_workspace_that_is_kept_is_stale() -> None:
     kept: dict[torch.Size, torch.Tensor] = {}
 
