@@ -30,7 +30,8 @@ def example_of(args: Arguments, judge: Judge, *, seconds: float) -> Example | No
     Returns:
         ``None`` if no element is wrong of ``args``: a fault that only the mean of many shows has no small example.
     """
-    worst = _worst(judge(args))
+    first = judge(args)
+    worst = _worst(first)
     if worst is None:
         return None
     least = min(worst[1], _CLEARLY)
@@ -39,10 +40,8 @@ def example_of(args: Arguments, judge: Judge, *, seconds: float) -> Example | No
         found = _worst(judge(tried))
         return found is not None and found[1] >= least and found[2] == worst[2]
 
-    best = smallest(args, still_wrong, seconds=seconds)
-    if not best:
-        return None
-    result = judge(best)
+    best = smallest(args, still_wrong, seconds=seconds, shown=True)
+    result = first if best is args else judge(best)
     found = _worst(result)
     if result is None or found is None:
         return None

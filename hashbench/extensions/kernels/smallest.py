@@ -31,19 +31,24 @@ _FINEST = 64
 """Parts into which the elements of a tensor that are not zero are cut when they are tried one after the other."""
 
 
-def smallest(args: Arguments, still_wrong: Callable[[Arguments], bool], *, seconds: float) -> Arguments:
+def smallest(
+    args: Arguments, still_wrong: Callable[[Arguments], bool], *, seconds: float, shown: bool = False
+) -> Arguments:
     """Return smaller inputs that still show a fault.
 
     Args:
         args: positional arguments of a kernel; those that are no tensors stay, but for integers that are sizes.
         still_wrong: whether arguments show the fault; may raise, which counts as no. It gets tensors of its own.
         seconds: how long to look; a call of ``still_wrong`` that has begun is awaited.
+        shown: ``still_wrong`` was true of ``args``.
 
     Returns:
         Arguments of which ``still_wrong`` was true; empty if it is not even true of ``args``.
     """
     search = _Search(still_wrong, time.monotonic() + seconds)
-    if not search.keeps(args, first=True):
+    if shown:
+        search.best = args
+    elif not search.keeps(args, first=True):
         return ()
     search.keeps(tuple(_map(argument, _contiguous) for argument in args))
     for step in (_shrink, _empty, _round):

@@ -126,6 +126,18 @@ def test_what_does_not_show_the_fault_is_never_returned() -> None:
     assert bool((x != 0).any()), "the caller's tensor stays"
 
 
+def test_what_is_known_to_show_the_fault_is_not_asked_for_again() -> None:
+    x = _drawn(37, 5)
+    asked: list[tuple[int, ...]] = []
+
+    def wrong(args: Arguments) -> bool:
+        asked.append(tuple(args[0].shape))
+        return False
+
+    assert smallest((x,), wrong, seconds=0, shown=True)[0] is x
+    assert not asked
+
+
 def test_it_ends_in_time() -> None:
     calls = []
 
