@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hashbench.core.errors import HashbenchError
-from hashbench.core.suites.user_file import UserFile
 from hashbench.core.text import join_limited
 
 if TYPE_CHECKING:
     import torch
+
+    from hashbench.core.suites.user_file import UserFile
 
 EXAMPLE = "the function that is named behind the colon"
 INPUTS = "inputs"
@@ -74,6 +75,8 @@ def load_kernel(
     from hashbench.core.run.rng import preserved_rng, reset_rng_state
 
     asked = (kernel, reference, *([inputs] if inputs is not None else []))
+    from hashbench.core.suites.user_file import UserFile
+
     files = {path: UserFile.read(path, example=EXAMPLE) for path in dict.fromkeys(each.path for each in asked)}
     functions = FileKernel(_function(files[kernel.path], kernel.name), _function(files[reference.path], reference.name))
     source = inputs or _inputs_of(kernel, reference, files)
