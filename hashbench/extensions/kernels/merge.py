@@ -46,7 +46,7 @@ def merged(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _sort_of(fault: Fault) -> str:
-    if fault.kind in _CALLS:
+    if _is_of_calls(fault):
         return fault.kind
     return "special" if fault.variation in ("nan", "inf") else "values"
 
@@ -55,7 +55,12 @@ def _rank(fault: Fault) -> int:
     """Return where a fault stands: an exception comes first where no inputs are varied, and last where some are."""
     if fault.kind is FaultKind.RAISED and fault.variation != "given":
         return len(_CALLS) + 1
-    return _CALLS.index(fault.kind) if fault.kind in _CALLS else len(_CALLS)
+    return _CALLS.index(fault.kind) if _is_of_calls(fault) else len(_CALLS)
+
+
+def _is_of_calls(fault: Fault) -> bool:
+    """Return whether calls have shown the kind of a fault; one with a doubt is guessed from the values."""
+    return fault.kind in _CALLS and not fault.doubt
 
 
 def _leader(group: Sequence[Fault]) -> Fault:

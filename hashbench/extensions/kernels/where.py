@@ -172,6 +172,8 @@ def wrong_places(judged: JudgedResult, inputs: Mapping[str, torch.Tensor]) -> st
 def _told(mask: _Mask, found: _Candidate, *, few: bool) -> str:
     if not found.parts or (mask.number == 1 and found.parts > 1 and not found.condition):
         return _listed(mask, few=few)
+    if few and found.condition and mask.number >= _ALL * mask.total:  # it tells where errors are small by chance
+        return ""
     share = found.hits / found.inside
     if share >= _NEARLY_ALL:
         return found.words.text

@@ -37,6 +37,12 @@ def test_a_cause_explains_wrong_values_of_its_result(cause: FaultKind) -> None:
     assert len(merged([Fault(BEYOND, output="other"), Fault(cause)])) == 2
 
 
+def test_what_values_only_suggest_explains_no_other_values() -> None:
+    zeros = Fault(FaultKind.UNWRITTEN, "sizes", doubt="a kernel may also compute zeros")
+    (fault,) = merged([zeros, Fault(FaultKind.LOST_ELEMENTS, "spikes")])
+    assert (fault.kind, fault.detail) == (FaultKind.LOST_ELEMENTS, "also with sizes")
+
+
 def test_faults_of_the_given_inputs_come_first_and_worse_ones_before_others() -> None:
     faults = [
         Fault(FaultKind.RAISED, "sizes"),

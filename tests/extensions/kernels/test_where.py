@@ -147,6 +147,13 @@ def test_elements_that_may_be_either_count_for_nothing() -> None:
     assert places_of(X.abs() > 0.1, {"input 0": X}, unsure=(X.abs() <= 0.1) & (X[0, 0] != X)) == ""
 
 
+def test_a_condition_that_leaves_out_few_tells_nothing_where_small_errors_are_unsure() -> None:
+    unsure = torch.zeros_like(X, dtype=torch.bool)
+    unsure[0, 0] = True
+    assert places_of(X.abs() > 0.01, {"input 0": X}, unsure=unsure) == ""
+    assert places_of(X.abs() > 0.01, {"input 0": X}) == "where |input 0| > 0.01"
+
+
 def test_a_power_of_ten() -> None:
     wrong = torch.zeros(5_000_000, dtype=torch.bool)
     wrong[torch.tensor([17, 40_000, 1_234_567, 2_000_001, 4_000_003])] = True
