@@ -29,7 +29,8 @@ from hashbench.core.errors import named_line
 from hashbench.core.run.distance import unit_roundoff
 from hashbench.core.run.rng import preserved_rng, random_states, states_differ
 from hashbench.core.run.rounding_noise import RandomRounding, folded_terms
-from hashbench.core.run.wide import WIDER, WideMode, default_dtype, widened
+from hashbench.core.run.wide import WIDER, WideMode, default_dtype
+from hashbench.core.run.workload import cloned
 from hashbench.core.trace.arguments import generator_digest, mapped, tensors_in
 from hashbench.core.trace.digest import unobserved, untraced
 from hashbench.core.trace.op_schema import Pattern, plan_of
@@ -214,13 +215,11 @@ def _known(sample: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> torc
 def _copied(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return cloned(leaf)
 
 
 def _widened_copy(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return widened(leaf.detach().clone()).requires_grad_(leaf.requires_grad)
+    return cloned(leaf, WIDER.get(leaf.dtype)) if isinstance(leaf, torch.Tensor) else leaf
 
 
 class _DtypeMode(TorchDispatchMode):

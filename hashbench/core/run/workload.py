@@ -103,10 +103,10 @@ def call(model: torch.nn.Module, inputs: Any) -> Any:
 
 def clone_inputs(inputs: Any) -> Any:
     """Copy example inputs: tensors are cloned with their strides and ``requires_grad``, containers are rebuilt."""
-    return map_tensors(inputs, _clone)
+    return map_tensors(inputs, cloned)
 
 
-def _clone(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def cloned(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Copy a tensor, in a dtype if one is given, with its strides and what lies between its elements."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     dtype = dtype or plain.dtype
@@ -140,7 +140,7 @@ def cast_inputs(inputs: Any, dtype: torch.dtype) -> Any:
     """
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return _clone(tensor, dtype) if tensor.is_floating_point() else tensor
+        return cloned(tensor, dtype) if tensor.is_floating_point() else tensor
 
     return map_tensors(inputs, cast)
 
@@ -152,7 +152,7 @@ def cast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     module.to(dtype)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in apart and tensor.is_floating_point():
-            tensor.data = _clone(apart[name], dtype)
+            tensor.data = cloned(apart[name], dtype)
     return module
 
 

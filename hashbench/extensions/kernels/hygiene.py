@@ -110,7 +110,7 @@ def repeated(
     between = caller(other)
     if between.error is not None:
         return found
-    if between.same_bits(first) and not right(between, other):
+    if between.same_bits(first) and not right(between, other) and right(first, inputs):
         detail = "a call with other inputs returns the result of the call before"
         return Habits((Fault(FaultKind.STALE, output=first.names[0], detail=detail),), found.remarks)
     overwritten = first.overwritten()

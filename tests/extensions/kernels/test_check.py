@@ -195,8 +195,9 @@ def test_a_kernel_that_fills_its_argument_is_told_what_to_do() -> None:
         (lambda x: torch.dropout(x, 0.5, train=True), "draws random numbers"),
         (lambda x: x.shape, "returns no tensor"),
         (lambda x: x @ x, "the reference raises RuntimeError"),
+        (torch.empty_like, "memory that it does not write"),
     ],
-    ids=["random", "no tensor", "raises"],
+    ids=["random", "no tensor", "raises", "unwritten"],
 )
 def test_what_cannot_be_judged_is_not_known(reference: Callable[..., Any], reason: str) -> None:
     def kernel(x: torch.Tensor) -> Any:
@@ -333,3 +334,10 @@ def test_a_fault_is_shown_by_the_smallest_inputs() -> None:
     assert fault.example is not None
     assert fault.example.inputs[0].startswith("float32[1, 97], zeros but")
     assert fault.example.got == 0.0
+
+
+def test_a_reference_that_reads_between_the_elements_has_them_there() -> None:
+    """``as_strided`` reads the memory of its input, which a copy without gaps has not."""
+    wide = torch.arange(64.0)[::2]
+    verdict = within_rounding(lambda x: x.as_strided((32,), (1,)) * 1, lambda x: x.as_strided((32,), (1,)), wide)
+    assert verdict.outputs[0].ratio == 0

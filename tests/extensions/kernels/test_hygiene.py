@@ -77,6 +77,7 @@ def test_a_workspace_that_is_kept_is_stale() -> None:
 def test_a_result_that_does_not_depend_on_the_inputs_is_not_stale() -> None:
     caller = Caller(torch.ones_like, seed=0)
     assert repeated(caller, caller(ONE), ONE, OTHER, lambda called, _: bool((called.results[0] == 1).all())) == Habits()
+    assert habits(torch.ones_like) == Habits()  # nor where it is wrong: no call before it was right
 
 
 def test_a_result_that_the_next_call_overwrites_is_stale() -> None:
