@@ -206,8 +206,12 @@ class CompiledWords(RowWords):
             return ""
         runs = max((row.runs for row in passing if row.runs is not None), default=2)
         eager = "two" if runs == 2 else str(runs)
+        made_for = sorted({row.backend.partition("@")[2] for row in passing} - {""})
+        compiled = (
+            f"Triton code for {', '.join(made_for)}, interpreted on the CPU," if made_for else "the compiled model"
+        )
         text = (
-            f"Passed means: {eager} eager runs were equal, {eager} runs of the compiled model were equal, and its "
+            f"Passed means: {eager} eager runs were equal, {eager} runs of {compiled} were equal, and its "
             "results are eager mode's within torch's tolerance"
         )
         known = [row.of(CompiledFacts) for row in passing]

@@ -180,6 +180,8 @@ def test_passing_means_more_than_equal_runs() -> None:
     assert "in all but 1 model none is beyond" in text.WORDS.what_passing_means(
         [PASSES, changed(PASSES, beyond_rounding=40.0)], bound=0.95
     )
+    interpreted = text.WORDS.what_passing_means([changed(PASSES, backend="inductor@cuda:90")], bound=0.95)
+    assert "two runs of Triton code for cuda:90, interpreted on the CPU, were equal" in interpreted
     assert "within torch's tolerance, but for what the remarks say; " in text.WORDS.what_passing_means(
         [PASSES, changed(PASSES, reference="compared by cosine similarity only")], bound=0.95
     )

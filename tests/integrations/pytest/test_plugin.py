@@ -192,7 +192,8 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
         "    assert pytestconfig.pluginmanager.has_plugin('hashbench') or pytestconfig.pluginmanager.has_plugin(\n"
         "        'hashbench.integrations.pytest.plugin')\n"
         "    ours = {name for name in sys.modules if name.startswith('hashbench.')}\n"
-        "    ours -= {f'hashbench.testing{name}' for name in ('', '.asserts', '.model', '.options', '.weights')}\n"
+        "    names = ('', '.asserts', '.kernel', '.model', '.options', '.weights')\n"
+        "    ours -= {f'hashbench.testing{name}' for name in names}\n"
         "    packages = {'hashbench.integrations', 'hashbench.integrations.pytest'}\n"
         "    assert ours == {*packages, *(f'hashbench.integrations.pytest.{name}' for name in ('plugin', 'running'))}\n"
         "    assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)\n",
