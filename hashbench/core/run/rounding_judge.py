@@ -299,7 +299,7 @@ class _Directions:
                     found.append((float(mean[best].square() / norm[best]), bias))
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _alike(self, place: _Place, block: int) -> float:
+    def _alike(self, place: _DirectionPlace, block: int) -> float:
         """Return how many elements of a block have the same value, in the mean: they have the same error."""
         values = self._w if not place.size else self._w.narrow(place.dim, *place.range(block, self._w.shape))
         return values.numel() / max(1, len(values.unique()))
@@ -350,7 +350,7 @@ _MOST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _DirectionPlace:
     """Elements that are summed: all of them (``size`` 0), or each block of ``size`` along a dimension."""
 
     dim: int
@@ -387,7 +387,7 @@ class _Sums:
     error: list[torch.Tensor]
     floor: list[torch.Tensor]
     norm: list[torch.Tensor]
-    places: list[_Place]
+    places: list[_DirectionPlace]
 
     def suspect(self, roundoffs: float) -> bool:
         """Return True if the mean error of a block exceeds so many roundoffs."""
@@ -401,12 +401,12 @@ def _lines(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.sum([other for other in range(tensor.dim()) if other != dim]) for dim in range(tensor.dim())]
 
 
-def _places(shape: torch.Size) -> Iterator[_Place]:
-    yield _Place(0, 0)
+def _places(shape: torch.Size) -> Iterator[_DirectionPlace]:
+    yield _DirectionPlace(0, 0)
     for dim, length in enumerate(shape):
         for size in _BLOCKS:
             if length > size and shape.numel() // length * size >= FEWEST:
-                yield _Place(dim, size)
+                yield _DirectionPlace(dim, size)
 
 
 def resolves(

@@ -16,7 +16,7 @@ from hashbench.core.run.outputs import logical_value
 from hashbench.core.run.rng import reset_rng_state
 from hashbench.core.trace.arguments import leaves, mapped, named_tensors, tensors_in
 from hashbench.core.trace.storage_writers import storage_key
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 
 Function = Callable[..., Any]
 
@@ -39,7 +39,7 @@ class Called:
     results: tuple[torch.Tensor, ...]
     names: tuple[str, ...]
     returned: tuple[torch.Tensor, ...]
-    given: Inputs
+    given: KernelInputs
     written: frozenset[int] = frozenset()
     aliased: frozenset[int] = frozenset()
     error: Exception | None = None
@@ -92,7 +92,7 @@ class Caller:
         self._arrays = not tensors
         self.takes_arrays: bool | None = False if tensors else None
 
-    def __call__(self, inputs: Inputs, *, poison: int | None = None) -> Called:
+    def __call__(self, inputs: KernelInputs, *, poison: int | None = None) -> Called:
         """Call the function on copies of the inputs.
 
         Args:
@@ -111,7 +111,7 @@ class Caller:
                 return again
         return called
 
-    def _call(self, inputs: Inputs, poison: int | None) -> tuple[Called, bool]:
+    def _call(self, inputs: KernelInputs, poison: int | None) -> tuple[Called, bool]:
         """Return what a call left, and whether it returned arrays."""
         given = ((self.takes_arrays and inputs.all_arrays()) or inputs).copied()
         before = {number: logical_value(tensor) for number, tensor in given.tensors()}
@@ -146,7 +146,7 @@ class Caller:
         return called, any(isinstance(leaf, np.ndarray) for leaf in leaves(value))
 
 
-def _filled(poison: int | None, inputs: Inputs) -> AbstractContextManager[None]:
+def _filled(poison: int | None, inputs: KernelInputs) -> AbstractContextManager[None]:
     if poison is None:
         return nullcontext()
     return poisoned_memory(poison, device=inputs.device())

@@ -18,12 +18,12 @@ from hashbench.core.run.settings import preserved
 from hashbench.core.trace.digest import dtype_name
 from hashbench.extensions.kernels.example import example_of
 from hashbench.extensions.kernels.excuses import excused
-from hashbench.extensions.kernels.given import Findings, NotKnownError
+from hashbench.extensions.kernels.given import KernelFindings, NotKnownError
 from hashbench.extensions.kernels.gradients import NoGradientError, gradients_of
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 from hashbench.extensions.kernels.merge import merged, together
-from hashbench.extensions.kernels.pair import Pair, Task, threads_for
-from hashbench.extensions.kernels.trials import Trials
+from hashbench.extensions.kernels.pair import KernelTask, KernelUnderTest, threads_for
+from hashbench.extensions.kernels.trials import VariationTrials
 from hashbench.extensions.kernels.variations import GIVEN, NAMES, chosen
 from hashbench.extensions.kernels.verdict import (
     Fault,
@@ -77,8 +77,8 @@ def within_rounding(
     begin = time.monotonic()
     out = chosen(without, NAMES)
     kernel, reference = _callable(kernel, "kernel"), _callable(reference, "reference")
-    given = Inputs.of(inputs, kwargs or {})
-    run = _Run(kernel, reference, given, seed, approximate, out, begin + seconds, progress or _ignore)
+    given = KernelInputs.of(inputs, kwargs or {})
+    run = _CheckRun(kernel, reference, given, seed, approximate, out, begin + seconds, progress or _ignore)
     with preserved(), preserved_rng():
         reason = run.outputs()
         if backward and not reason:
@@ -109,14 +109,14 @@ def _callable(function: Any, what: str) -> Function:
     return function  # type: ignore[no-any-return]
 
 
-class _Run:
+class _CheckRun:
     """One verdict in the making."""
 
     def __init__(
         self,
         kernel: Function,
         reference: Function,
-        inputs: Inputs,
+        inputs: KernelInputs,
         seed: int,
         approximate: float | None,
         without: Collection[str],
@@ -126,12 +126,12 @@ class _Run:
         self._kernel, self._reference, self._inputs = kernel, reference, inputs
         self._seed, self._approximate, self._without = seed, approximate, without
         self._deadline, self._progress = deadline, progress
-        self._found: list[Findings] = []
-        self._pairs: list[Pair] = []
+        self._found: list[KernelFindings] = []
+        self._pairs: list[KernelUnderTest] = []
 
     def outputs(self) -> str:
         """Judge the results; return why nothing can be said, empty where something can."""
-        return self._judge(Task(self._kernel, self._reference, self._inputs, (), self._seed, self._approximate))
+        return self._judge(KernelTask(self._kernel, self._reference, self._inputs, (), self._seed, self._approximate))
 
     def gradients(self) -> str:
         """Judge the gradients; return why nothing can be said of them, empty where something can."""
@@ -151,10 +151,10 @@ class _Run:
             return ""
         before.remarks += pair.remarks
         functions = pair.of(self._kernel), pair.of(self._reference)
-        return self._judge(Task(*functions, pair.inputs, pair.names, self._seed, self._approximate))
+        return self._judge(KernelTask(*functions, pair.inputs, pair.names, self._seed, self._approximate))
 
-    def _judge(self, task: Task) -> str:
-        trials = Trials(task, without=self._without, deadline=self._deadline, progress=self._progress)
+    def _judge(self, task: KernelTask) -> str:
+        trials = VariationTrials(task, without=self._without, deadline=self._deadline, progress=self._progress)
         self._found.append(trials.found)
         self._pairs.append(trials.pair)
         try:
@@ -207,7 +207,7 @@ class _Run:
         return dtype_name(floating[0]) if floating else next(iter(others), "")
 
 
-def _judge_of(pair: Pair, inputs: Inputs, fault: Fault) -> Callable[[tuple[Any, ...]], Any]:
+def _judge_of(pair: KernelUnderTest, inputs: KernelInputs, fault: Fault) -> Callable[[tuple[Any, ...]], Any]:
     """Return a function that judges the result that has a fault for other leaves; ``None``: they are refused."""
 
     def judge(leaves: tuple[Any, ...]) -> tuple[torch.Tensor, JudgedResult] | None:
@@ -226,11 +226,11 @@ def _judge_of(pair: Pair, inputs: Inputs, fault: Fault) -> Callable[[tuple[Any, 
     return judge
 
 
-def _raised(detail: str) -> Findings:
-    return Findings(faults=[Fault(FaultKind.RAISED, output="gradient", detail=detail)])
+def _raised(detail: str) -> KernelFindings:
+    return KernelFindings(faults=[Fault(FaultKind.RAISED, output="gradient", detail=detail)])
 
 
-def _tried(found: Sequence[Findings], without: Collection[str]) -> tuple[TriedVariation, ...]:
+def _tried(found: Sequence[KernelFindings], without: Collection[str]) -> tuple[TriedVariation, ...]:
     """Return each variation once, in order."""
     tried: dict[str, TriedVariation] = {}
     for each in found:

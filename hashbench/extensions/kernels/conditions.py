@@ -31,7 +31,7 @@ _EXTENTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class InputCondition:
     """A condition in words, and its mask, which broadcasts to the result."""
 
     words: Words
@@ -47,7 +47,7 @@ class _Aligned:
     index: bool = False
 
 
-class _Sample:
+class _ConditionSample:
     """Some wrong and some right elements, by index; one of them stands for ``weight`` of its kind."""
 
     def __init__(self, wrong: torch.Tensor, known: torch.Tensor | None) -> None:
@@ -95,7 +95,7 @@ def _thinned(indices: torch.Tensor) -> torch.Tensor:
 
 def conditions_on(
     wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], known: torch.Tensor | None = None
-) -> list[Condition]:
+) -> list[InputCondition]:
     """Return the conditions that say most about which elements are wrong, a few, the best first.
 
     Args:
@@ -106,7 +106,7 @@ def conditions_on(
     tensors = {name: tensor for name, tensor in [*inputs.items()][:_MOST_INPUTS] if _usable(tensor)}
     if not tensors:
         return []
-    sample = _Sample(wrong, known)
+    sample = _ConditionSample(wrong, known)
     aligned = [fit for name, tensor in tensors.items() for fit in _fits(name, tensor, sample.shape)]
     indices = [
         _Aligned(
@@ -117,7 +117,7 @@ def conditions_on(
         for dim, size in enumerate(sample.shape)
         if size > 1
     ]
-    found: list[tuple[float, Condition]] = []
+    found: list[tuple[float, InputCondition]] = []
     for fit in aligned:
         found += _of_one(fit, sample)
     for one, other in itertools.combinations([*aligned, *indices], 2):
@@ -164,7 +164,7 @@ def fitting(tensor: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor]:
 # ---------------------------------------------------------------------------------------------------- of one input
 
 
-def _of_one(fit: _Aligned, sample: _Sample) -> Iterator[tuple[float, Condition]]:
+def _of_one(fit: _Aligned, sample: _ConditionSample) -> Iterator[tuple[float, InputCondition]]:
     name, tensor = fit.name, fit.values
     raw = sample.values(tensor)
     whole = not (raw.is_floating_point() or raw.is_complex())
@@ -200,20 +200,20 @@ def _of_one(fit: _Aligned, sample: _Sample) -> Iterator[tuple[float, Condition]]
 
 
 def _judged(
-    sample: _Sample,
+    sample: _ConditionSample,
     text: str,
     bits: float,
     test: Callable[[torch.Tensor], torch.Tensor],
     tensor: torch.Tensor,
     values: torch.Tensor,
-) -> tuple[float, Condition]:
+) -> tuple[float, InputCondition]:
     length = float(sample.length(test(values))) + 2 * bits
-    return length, Condition(Words(text, bits), lambda: test(tensor))
+    return length, InputCondition(Words(text, bits), lambda: test(tensor))
 
 
 def _thresholds(
-    name: str, tensor: torch.Tensor, values: torch.Tensor, sample: _Sample
-) -> Iterator[tuple[float, Condition]]:
+    name: str, tensor: torch.Tensor, values: torch.Tensor, sample: _ConditionSample
+) -> Iterator[tuple[float, InputCondition]]:
     """Yield the best bounds of a value, of its magnitude, and an interval."""
     low = _best_bound(values, sample)
     if low is not None:
@@ -247,7 +247,7 @@ def _thresholds(
         )
 
 
-def _best_bound(values: torch.Tensor, sample: _Sample) -> float | None:
+def _best_bound(values: torch.Tensor, sample: _ConditionSample) -> float | None:
     """Return the bound above which wrong elements are told best from right ones, as a short number."""
     known = ~values.isnan()
     ordered, order = torch.where(known, values, -math.inf).sort(stable=True)
@@ -285,7 +285,7 @@ def roundest(low: float, high: float) -> float:
 # ---------------------------------------------------------------------------------------- of two, and of indices
 
 
-def _of_two(one: _Aligned, other: _Aligned, sample: _Sample) -> Iterator[tuple[float, Condition]]:
+def _of_two(one: _Aligned, other: _Aligned, sample: _ConditionSample) -> Iterator[tuple[float, InputCondition]]:
     if one.values.is_complex() or other.values.is_complex():
         return
     if other.index and one.values.is_floating_point():
@@ -306,14 +306,14 @@ def _of_two(one: _Aligned, other: _Aligned, sample: _Sample) -> Iterator[tuple[f
         bits = 9.0 if len(sign) == 1 else 10.0
         yield (
             float(sample.length(holds)) + 2 * bits,
-            Condition(
+            InputCondition(
                 Words(f"where {a_name} {sign} {b_name}", bits),
                 functools.partial(test, first, second),
             ),
         )
 
 
-def _as_indices(name: str, tensor: torch.Tensor, sample: _Sample) -> Iterator[tuple[float, Condition]]:
+def _as_indices(name: str, tensor: torch.Tensor, sample: _ConditionSample) -> Iterator[tuple[float, InputCondition]]:
     """Yield what integers say as indices into a dimension of the result: named once, more than once, never."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
         return

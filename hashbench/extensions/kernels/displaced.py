@@ -67,7 +67,7 @@ def moved_input(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> str:
     return ""
 
 
-class _Sample:
+class _DisplacedSample:
     """Some wrong elements, with what was got there."""
 
     def __init__(self, miss: Misses, at: Index) -> None:
@@ -121,9 +121,9 @@ def _exist(places: Index, shape: torch.Size) -> torch.Tensor:
     return known
 
 
-def _sample(miss: Misses) -> _Sample | None:
+def _sample(miss: Misses) -> _DisplacedSample | None:
     at = miss.some(_SAMPLE)
-    return _Sample(miss, at) if at and len(at[0]) > 1 else None
+    return _DisplacedSample(miss, at) if at and len(at[0]) > 1 else None
 
 
 def _suppositions(shape: torch.Size) -> Iterator[tuple[str, Source]]:

@@ -9,13 +9,15 @@ import torch
 from hashbench.core.run.distance import unit_roundoff
 from hashbench.core.run.rounding import LIMIT
 from hashbench.core.run.rounding_reference import ReferenceRuns
-from hashbench.extensions.kernels.inputs import Inputs
-from hashbench.extensions.kernels.judged import Judged
-from hashbench.extensions.kernels.pair import Pair
+from hashbench.extensions.kernels.inputs import KernelInputs
+from hashbench.extensions.kernels.judged import JudgedKernelCall
+from hashbench.extensions.kernels.pair import KernelUnderTest
 from hashbench.extensions.kernels.variations import finite_instead, flushed, rounding_inputs
 
 
-def excused(name: str, pair: Pair, inputs: Inputs, base: Inputs, judged: Judged) -> Judged:
+def excused(
+    name: str, pair: KernelUnderTest, inputs: KernelInputs, base: KernelInputs, judged: JudgedKernelCall
+) -> JudgedKernelCall:
     """Judge a wrong call once more by what its variation leaves free.
 
     A right kernel may flush denormals to zero, round large inputs once more, not read what its result does not depend

@@ -10,14 +10,14 @@ from hashbench.core.run.distance import unit_roundoff
 from hashbench.core.run.rounding_judge import resolves
 from hashbench.core.run.rounding_reference import ReferenceRuns
 from hashbench.extensions.kernels.calls import Called, Caller
-from hashbench.extensions.kernels.inputs import Inputs, meaning_of
+from hashbench.extensions.kernels.inputs import KernelInputs, meaning_of
 from hashbench.extensions.kernels.variations import Varied
 
 _STEP = 2.0**-14
 """Relative change of inputs that float32 resolves, and neither float16 nor bfloat16 does."""
 
 
-def in_float32(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def in_float32(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Yield the inputs in float32, where some are in a lower dtype."""
     leaves = [_raised(leaf) for leaf in inputs.leaves]
     if any(new is not leaf and isinstance(leaf, torch.Tensor) for new, leaf in zip(leaves, inputs.leaves, strict=True)):
@@ -32,7 +32,7 @@ def _raised(leaf: object) -> object:
 
 
 def resolves_float32(
-    kernel: Caller, runs_of: Callable[[Inputs], ReferenceRuns], inputs: Inputs, called: Called
+    kernel: Caller, runs_of: Callable[[KernelInputs], ReferenceRuns], inputs: KernelInputs, called: Called
 ) -> bool:
     """Return whether a kernel answers to a small change of its inputs as the reference does.
 

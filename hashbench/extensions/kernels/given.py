@@ -10,9 +10,9 @@ from hashbench.core.errors import named_line
 from hashbench.core.run.rounding_reference import NotJudgedError
 from hashbench.extensions.kernels.calls import Called
 from hashbench.extensions.kernels.hygiene import Habits, repeated, unwritten, written_inputs
-from hashbench.extensions.kernels.inputs import Inputs
-from hashbench.extensions.kernels.judged import Judged
-from hashbench.extensions.kernels.pair import Pair
+from hashbench.extensions.kernels.inputs import KernelInputs
+from hashbench.extensions.kernels.judged import JudgedKernelCall
+from hashbench.extensions.kernels.pair import KernelUnderTest
 from hashbench.extensions.kernels.variations import GIVEN, VARIATIONS, generator_of
 from hashbench.extensions.kernels.verdict import Fault, JudgedOutput, TriedVariation, VariationOutcome
 
@@ -26,7 +26,7 @@ class NotKnownError(Exception):
 
 
 @dataclass(slots=True)
-class Findings:
+class KernelFindings:
     """What was found, in the order in which it was.
 
     Attributes:
@@ -41,21 +41,21 @@ class Findings:
     faults: list[Fault] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     tried: list[TriedVariation] = field(default_factory=list)
-    shown: dict[tuple[str, str], Inputs] = field(default_factory=dict)
+    shown: dict[tuple[str, str], KernelInputs] = field(default_factory=dict)
 
     def add(self, habits: Habits) -> None:
         """Add what calls showed beside their results."""
         self.faults += habits.faults
         self.remarks += habits.remarks
 
-    def add_faults(self, faults: list[Fault], inputs: Inputs) -> None:
+    def add_faults(self, faults: list[Fault], inputs: KernelInputs) -> None:
         """Add faults that inputs show."""
         self.faults += faults
         for fault in faults:
             self.shown.setdefault((fault.variation, fault.output), inputs)
 
 
-def judge_given(pair: Pair, found: Findings, *, deadline: float) -> Judged:
+def judge_given(pair: KernelUnderTest, found: KernelFindings, *, deadline: float) -> JudgedKernelCall:
     """Judge the inputs as they are given.
 
     Args:
@@ -91,7 +91,7 @@ def judge_given(pair: Pair, found: Findings, *, deadline: float) -> Judged:
     return judged
 
 
-def _habits(pair: Pair, called: Called, deadline: float) -> Habits:
+def _habits(pair: KernelUnderTest, called: Called, deadline: float) -> Habits:
     """Look for memory that is not written, and state that is kept."""
     inputs = pair.task.inputs
     if called.seconds * _CALLS > (deadline - time.monotonic()) / 2:
@@ -102,14 +102,14 @@ def _habits(pair: Pair, called: Called, deadline: float) -> Habits:
         if habits.faults:
             return habits
 
-    def right(later: Called, asked: Inputs) -> bool:
+    def right(later: Called, asked: KernelInputs) -> bool:
         return pair.judge(later, pair.runs if asked is inputs else pair.runs_of(asked)).right
 
     others = (each.inputs for each in VARIATIONS[0].vary(inputs, generator_of(pair.task.seed, "calls")))
     return repeated(pair.kernel, called, inputs, next(others, None), right)
 
 
-def _ignores(pair: Pair, number: int, own: Called) -> bool:
+def _ignores(pair: KernelUnderTest, number: int, own: Called) -> bool:
     """Return whether the results of the reference do not depend on an input."""
     leaves = list(pair.task.inputs.leaves)
     leaves[number] = leaves[number] * 0 + 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hashbench.core.trace.arguments import mapped, tensors_in
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 
 Function = Callable[..., Any]
 
@@ -30,7 +30,7 @@ class Gradients:
         remarks: what has none, as sentences.
     """
 
-    inputs: Inputs
+    inputs: KernelInputs
     names: tuple[str, ...]
     wanted: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -41,7 +41,7 @@ class Gradients:
         return gradient_of(function, self.wanted, self.outputs)
 
 
-def gradients_of(kernel: Function, reference: Function, inputs: Inputs, *, seed: int) -> Gradients:
+def gradients_of(kernel: Function, reference: Function, inputs: KernelInputs, *, seed: int) -> Gradients:
     """Find out which results have a gradient with respect to which inputs; draw cotangents.
 
     Args:
@@ -79,7 +79,7 @@ def gradients_of(kernel: Function, reference: Function, inputs: Inputs, *, seed:
     args, kwargs = given.arguments()
     places = ["output"] if len(expected) == 1 else [f"output.{number}" for number in outputs]
     labels = (*names, *(f"gradient of {place}" for place in places))
-    combined = replace(Inputs.of((args, kwargs, cotangents), {}), labels=labels)
+    combined = replace(KernelInputs.of((args, kwargs, cotangents), {}), labels=labels)
     chosen = tuple(f"gradient of {names[number]}" for number in wanted)
     return Gradients(combined, chosen, wanted, tuple(outputs), tuple(remarks))
 
@@ -133,7 +133,7 @@ def _requiring(given: Any, wanted: Sequence[int]) -> tuple[Any, Any, list[torch.
     return args, kwargs, found
 
 
-def _differentiable(function: Function, inputs: Inputs, wanted: Sequence[int]) -> list[torch.Tensor]:
+def _differentiable(function: Function, inputs: KernelInputs, wanted: Sequence[int]) -> list[torch.Tensor]:
     args, kwargs, _ = _requiring(inputs.arguments(), wanted)
     with torch.enable_grad():
         return tensors_in(function(*args, **kwargs))

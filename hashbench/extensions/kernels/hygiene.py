@@ -11,7 +11,7 @@ from hashbench.core.diagnose.replay.controls.memory import POISONS
 from hashbench.core.errors import named_line
 from hashbench.core.run.distance import resolved
 from hashbench.extensions.kernels.calls import Called, Caller, equal_bits
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 from hashbench.extensions.kernels.verdict import Fault, FaultKind
 from hashbench.extensions.kernels.where import places_of
 
@@ -35,7 +35,7 @@ class Habits:
 # ------------------------------------------------------------------------------------------------- unwritten memory
 
 
-def unwritten(caller: Caller, inputs: Inputs, variation: str) -> Habits:
+def unwritten(caller: Caller, inputs: KernelInputs, variation: str) -> Habits:
     """Call a kernel twice with each of two poisons in fresh memory: what follows the poison was not written."""
     # In both orders: results of every other call differ without it.
     one, other, other_again, one_again = (caller(inputs, poison=POISONS[which]) for which in (0, 1, 1, 0))
@@ -88,7 +88,11 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def repeated(
-    caller: Caller, first: Called, inputs: Inputs, other: Inputs | None, right: Callable[[Called, Inputs], bool]
+    caller: Caller,
+    first: Called,
+    inputs: KernelInputs,
+    other: KernelInputs | None,
+    right: Callable[[Called, KernelInputs], bool],
 ) -> Habits:
     """Call a kernel again with the same inputs, with others, and with the first ones.
 

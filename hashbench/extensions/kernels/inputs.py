@@ -19,7 +19,7 @@ _MASK_VALUES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class KernelInputs:
     """Arguments of a call: nested tuples, lists and dicts, whose leaves are tensors, numbers and anything else.
 
     Attributes:
@@ -37,18 +37,18 @@ class Inputs:
     labels: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelInputs:
         """Take arguments as a caller gives them. Tensors are detached, not copied."""
         found: list[Any] = []
         mapped((tuple(args), dict(kwargs)), found.append)
         arrays = frozenset(number for number, leaf in enumerate(found) if isinstance(leaf, np.ndarray))
         return cls(tuple(args), dict(kwargs), tuple(map(_plain, found)), arrays)
 
-    def having(self, leaves: Sequence[Any]) -> Inputs:
+    def having(self, leaves: Sequence[Any]) -> KernelInputs:
         """Return the same arguments with other leaves."""
         return replace(self, leaves=tuple(leaves))
 
-    def copied(self) -> Inputs:
+    def copied(self) -> KernelInputs:
         """Return copies of all tensors, with their strides and their alignment."""
         return self.having([copied(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves])
 
@@ -65,7 +65,7 @@ class Inputs:
         args, kwargs = mapped((self.args, self.kwargs), lambda _: next(following))
         return args, kwargs
 
-    def all_arrays(self) -> Inputs | None:
+    def all_arrays(self) -> KernelInputs | None:
         """Return inputs whose tensors are given to the kernel as arrays; ``None`` where NumPy lacks a dtype."""
         numbers = [number for number, _ in self.tensors()]
         if any(tensor.dtype is torch.bfloat16 or not tensor.is_cpu for _, tensor in self.tensors()):
@@ -173,7 +173,7 @@ def _is_mask(values: torch.Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- sizes
 
 
-def free_sizes(inputs: Inputs) -> list[int]:
+def free_sizes(inputs: KernelInputs) -> list[int]:
     """Return the distinct sizes above 1 that can be varied, the largest first.
 
     Not those that sorted integers refer to (``cu_seqlens`` ends at the number of tokens), nor the number of these.
@@ -198,7 +198,7 @@ def _is_table(integers: torch.Tensor) -> bool:
     return bool((steps >= 0).all()) and not bool((steps == 1).all())
 
 
-def resized(inputs: Inputs, sizes: Mapping[int, int], *, integers: bool) -> Inputs:
+def resized(inputs: KernelInputs, sizes: Mapping[int, int], *, integers: bool) -> KernelInputs:
     """Return the inputs with other sizes. Equal sizes stay equal.
 
     A smaller tensor is a corner of the given one; a larger one repeats it. Integers that may index a dimension stay

@@ -14,7 +14,7 @@ from hashbench.core.run.rounding_judge import JudgedResult, judge_results
 from hashbench.core.run.rounding_reference import ReferenceRuns
 from hashbench.core.trace.digest import dtype_name
 from hashbench.extensions.kernels.calls import Called
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 from hashbench.extensions.kernels.kind import kind_of
 from hashbench.extensions.kernels.verdict import Fault, FaultKind, JudgedOutput
 from hashbench.extensions.kernels.where import wrong_places
@@ -27,7 +27,7 @@ _PICTURE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedKernelCall:
     """What was found out about one call.
 
     Attributes:
@@ -65,7 +65,7 @@ class Judged:
     def faults(
         self,
         variation: str,
-        inputs: Inputs,
+        inputs: KernelInputs,
         earlier: Sequence[torch.Tensor] = (),
         known: Collection[str] = (),
     ) -> list[Fault]:
@@ -97,7 +97,7 @@ def judge(
     *,
     approximate: float | None = None,
     excused: Sequence[torch.Tensor] = (),
-) -> Judged:
+) -> JudgedKernelCall:
     """Judge the results of a call.
 
     NaN for an infinity, and an infinity for NaN or for the other one, are exchanged and no fault.
@@ -114,9 +114,9 @@ def judge(
     """
     wanted = runs.own
     if called.error is not None:
-        return Judged(called)
+        return JudgedKernelCall(called)
     if structure := _structure(called, wanted):
-        return Judged(called, structure=structure)
+        return JudgedKernelCall(called, structure=structure)
     results, exchanged = [], 0
     for number, (got, own) in enumerate(zip(called.results, wanted, strict=True)):
         lost = _exchanged(got, own)
@@ -124,7 +124,7 @@ def judge(
         if excused:
             lost = excused[number] if lost is None else lost | excused[number]
         results.append(got if lost is None else torch.where(lost, own, got))
-    return Judged(called, judge_results(results, runs, approximate=approximate), exchanged=exchanged)
+    return JudgedKernelCall(called, judge_results(results, runs, approximate=approximate), exchanged=exchanged)
 
 
 def _exchanged(got: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
@@ -216,7 +216,7 @@ def _fault(
     name: str,
     got: torch.Tensor,
     judged: JudgedResult,
-    inputs: Inputs,
+    inputs: KernelInputs,
     earlier: Sequence[torch.Tensor],
 ) -> Fault:
     alike = [tensor for tensor in earlier if tensor.shape == got.shape and tensor.dtype is got.dtype]

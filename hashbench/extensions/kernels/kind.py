@@ -24,7 +24,7 @@ from hashbench.extensions.kernels.lost import lost_by_index, lost_carry, lost_el
 from hashbench.extensions.kernels.misses import Index, Misses, misses, number, rms, whole
 from hashbench.extensions.kernels.verdict import FaultKind
 
-Kind = tuple[FaultKind, str, str]
+FoundKind = tuple[FaultKind, str, str]
 """The kind, a clause with the measurement, and why it may be another."""
 
 _ONLY_MEAN = "no element is beyond rounding: only the mean of many shows it"
@@ -57,7 +57,7 @@ def kind_of(
     earlier: Sequence[torch.Tensor] = (),
     poison: Sequence[int] = (),
     inputs: Mapping[str, torch.Tensor] | None = None,
-) -> Kind:
+) -> FoundKind:
     """Return what kind of fault a wrong result shows.
 
     Args:
@@ -92,7 +92,7 @@ def _guesses(
     earlier: Sequence[torch.Tensor],
     poison: Sequence[int],
     inputs: Mapping[str, torch.Tensor],
-) -> Iterator[Kind | None]:
+) -> Iterator[FoundKind | None]:
     yield _garbage(miss)
     yield _sign_of_zero(miss)
     yield _unwritten(miss, poison)
@@ -140,7 +140,7 @@ def _size(miss: Misses) -> str:
 # ------------------------------------------------------------------------------------------------- by the bits alone
 
 
-def _garbage(miss: Misses) -> Kind | None:
+def _garbage(miss: Misses) -> FoundKind | None:
     """Return whether the wrong elements are numbers of all sizes, as memory that nobody wrote has them."""
     at = miss.some(_SAMPLE)
     value, exact = (part[at].reshape(-1).abs() for part in (miss.value, miss.exact))
@@ -176,7 +176,7 @@ def _non_finite(miss: Misses) -> _Special | None:
     return _Special(words, int(part.sum()) / int(miss.wrong.sum()))
 
 
-def _sign_of_zero(miss: Misses) -> Kind | None:
+def _sign_of_zero(miss: Misses) -> FoundKind | None:
     zeros = (miss.value == 0) & (miss.exact == 0)
     if not miss.got.is_floating_point() or not bool(zeros[miss.wrong].all()):
         return None
@@ -186,7 +186,7 @@ def _sign_of_zero(miss: Misses) -> Kind | None:
     return FaultKind.SIGN_OF_ZERO, "-0 for 0" if negative else "0 for -0", ""
 
 
-def _unwritten(miss: Misses, poison: Sequence[int]) -> Kind | None:
+def _unwritten(miss: Misses, poison: Sequence[int]) -> FoundKind | None:
     if miss.got.dtype is torch.bool or miss.got.is_complex():
         return None
     bits = integer_view(miss.got)[miss.wrong]
@@ -204,7 +204,7 @@ def _unwritten(miss: Misses, poison: Sequence[int]) -> Kind | None:
     return None
 
 
-def _stale(miss: Misses, earlier: Sequence[torch.Tensor]) -> Kind | None:
+def _stale(miss: Misses, earlier: Sequence[torch.Tensor]) -> FoundKind | None:
     if miss.got.dtype is torch.bool or miss.got.is_complex():
         return None
     bits = integer_view(miss.got)[miss.wrong]
@@ -221,7 +221,7 @@ def _stale(miss: Misses, earlier: Sequence[torch.Tensor]) -> Kind | None:
     return None
 
 
-def _zeros(miss: Misses) -> Kind | None:
+def _zeros(miss: Misses) -> FoundKind | None:
     if miss.got.dtype is torch.bool or not bool((miss.value == 0)[miss.wrong].all()):
         return None
     if not bool((miss.exact != 0)[miss.wrong].any()) or (int(miss.wrong.sum()) == 1 and miss.wrong.numel() > 1):
@@ -234,7 +234,7 @@ def _zeros(miss: Misses) -> Kind | None:
 # ------------------------------------------------------------------------------------------------- scaled and shifted
 
 
-def _of_bias(bias: Bias | None, got: torch.Tensor, exact: torch.Tensor) -> Kind:
+def _of_bias(bias: Bias | None, got: torch.Tensor, exact: torch.Tensor) -> FoundKind:
     """Return the kind of an error that only its direction shows."""
     if bias is None:
         zeros = (got == 0) & (exact == 0) if got.is_floating_point() and exact.is_floating_point() else None
@@ -258,7 +258,7 @@ def _of_bias(bias: Bias | None, got: torch.Tensor, exact: torch.Tensor) -> Kind:
     return FaultKind.BEYOND_ROUNDING, f"{grows} by {number(abs(bias.slope))} of the magnitude{at} ({size})", doubt
 
 
-def _scaled(miss: Misses, everything: Misses) -> Kind | None:
+def _scaled(miss: Misses, everything: Misses) -> FoundKind | None:
     among = miss.finite & (miss.exact != 0)
     if int(among.sum()) < 2:
         return None
@@ -276,7 +276,7 @@ def _scaled(miss: Misses, everything: Misses) -> Kind | None:
     return FaultKind.SCALED, "the sign is the opposite" if abs(float(factor) + 1) < 1e-3 else detail, ""
 
 
-def _shifted(miss: Misses) -> Kind | None:
+def _shifted(miss: Misses) -> FoundKind | None:
     among = miss.finite
     if int(among.sum()) < 2:
         return None
@@ -287,7 +287,7 @@ def _shifted(miss: Misses) -> Kind | None:
     return FaultKind.SHIFTED, f"by {number(shift.item())}", ""
 
 
-def _times_input(miss: Misses, at: Index, inputs: Mapping[str, torch.Tensor], shape: torch.Size) -> Kind | None:
+def _times_input(miss: Misses, at: Index, inputs: Mapping[str, torch.Tensor], shape: torch.Size) -> FoundKind | None:
     """Return the input that the error is a multiple of: one that should have been added, or was added twice."""
     among = miss.finite
     if miss.value.is_complex() or int(among.sum()) < 8:
@@ -314,7 +314,7 @@ def _times_input(miss: Misses, at: Index, inputs: Mapping[str, torch.Tensor], sh
 # -------------------------------------------------------------------------------------- precision, and approximations
 
 
-def _lower_precision(miss: Misses) -> Kind | None:
+def _lower_precision(miss: Misses) -> FoundKind | None:
     """Return the lower dtype whose numbers all results are."""
     if miss.got.dtype not in (torch.float32, torch.float64):
         return None
@@ -335,7 +335,7 @@ def _lower_precision(miss: Misses) -> Kind | None:
     return None
 
 
-def _smooth(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
+def _smooth(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> FoundKind | None:
     """Return whether the error is a smooth function of an input, or of the result."""
     if miss.value.is_complex() or miss.value.numel() < 128 or not bool(miss.error.isfinite().all()):
         return None
@@ -360,7 +360,7 @@ def _smooth(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
     return kind, words, "" if kind is FaultKind.BEYOND_ROUNDING else "another formula is as smooth"
 
 
-def _rough(miss: Misses, everything: Misses) -> Kind | None:
+def _rough(miss: Misses, everything: Misses) -> FoundKind | None:
     """Return the lower dtype whose roundoff the errors have the size of, where they have no direction."""
     if miss.got.dtype not in (torch.float32, torch.float64):
         return None

@@ -12,7 +12,7 @@ from hashbench.extensions.kernels.misses import Misses, number, rms
 from hashbench.extensions.kernels.slices import axis_of
 from hashbench.extensions.kernels.verdict import FaultKind
 
-Kind = tuple[FaultKind, str, str]
+FoundKind = tuple[FaultKind, str, str]
 
 _LEAST = 8
 """Wrong elements that a line must have for its own factor to be looked for."""
@@ -32,10 +32,10 @@ _STATISTICS = "as if its mean or variance were off"
 _SHARED = "a sum that each of them divides by may lack elements, or have too many: it scales them as well"
 
 
-def lines_of(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
+def lines_of(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> FoundKind | None:
     """Return a factor, or a constant, or both, of each row, column, or slice along a dimension."""
     for dims, name in _lines(miss):
-        lines = _Lines(miss, dims)
+        lines = _ErrorLines(miss, dims)
         if not lines.many:
             continue
         if found := lines.factor():
@@ -45,19 +45,19 @@ def lines_of(miss: Misses, inputs: Mapping[str, torch.Tensor]) -> Kind | None:
     for dims, name in _lines(miss):
         beside = _beside(miss, dims, inputs)
         for used in ({}, beside) if beside else ({},):
-            lines = _Lines(miss, dims, [*used.values()])
+            lines = _ErrorLines(miss, dims, [*used.values()])
             if lines.many and lines.combines():
                 before = f" before {listed([*used])}" if used else ""
                 return FaultKind.SCALED, f"{name} by a factor and a constant of its own{before}, {_STATISTICS}", ""
     return None
 
 
-def factor_of_lines(miss: Misses, left: float) -> Kind | None:
+def factor_of_lines(miss: Misses, left: float) -> FoundKind | None:
     """Return a factor of each line if they explain much more than one factor for all, which leaves ``left``."""
     if left < _ROUNDING * rms(miss.unit[miss.finite]):
         return None
     for dims, name in _lines(miss):
-        lines = _Lines(miss, dims)
+        lines = _ErrorLines(miss, dims)
         if lines.many and (found := lines.factor()) and lines.left < _FAR_BETTER * left:
             return FaultKind.SCALED, f"{name} by a factor of its own, {found}", _SHARED
     return None
@@ -88,7 +88,7 @@ def _beside(miss: Misses, dims: Sequence[int], inputs: Mapping[str, torch.Tensor
     return dict([*found.items()][:2])
 
 
-class _Lines:
+class _ErrorLines:
     """Some of the lines that have enough wrong elements, as rows of a matrix."""
 
     def __init__(self, miss: Misses, dims: Sequence[int], beside: Sequence[torch.Tensor] = ()) -> None:

@@ -200,21 +200,21 @@ def _lost_of(miss: Misses, at: Index, made: _Sum) -> str:
     return ""
 
 
-def _groups(terms: torch.Tensor) -> Iterator[tuple[torch.Tensor, _Places]]:
+def _groups(terms: torch.Tensor) -> Iterator[tuple[torch.Tensor, _LostPlaces]]:
     """Yield sums of terms that may be lost, and which terms each column has: one, those from one on, those before one,
     a block."""
     length = terms.shape[1]
-    yield terms, _Places(1, length)
-    yield terms.flip(1).cumsum(1).flip(1)[:, 1:], _Places(0, length, behind=True)
-    yield terms.cumsum(1)[:, :-1], _Places(0, length)
+    yield terms, _LostPlaces(1, length)
+    yield terms.flip(1).cumsum(1).flip(1)[:, 1:], _LostPlaces(0, length, behind=True)
+    yield terms.cumsum(1)[:, :-1], _LostPlaces(0, length)
     for block in _BLOCKS:
         if block * 2 <= length:
             padded = torch.nn.functional.pad(terms, (0, -length % block))
-            yield padded.view(len(terms), -1, block).sum(2), _Places(block, length)
+            yield padded.view(len(terms), -1, block).sum(2), _LostPlaces(block, length)
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _LostPlaces:
     """The terms of a group by its number; ``block``: 0 for all up to it, or behind it."""
 
     block: int

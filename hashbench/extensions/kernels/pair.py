@@ -10,15 +10,15 @@ import torch
 
 from hashbench.core.run.rounding_reference import ReferenceRuns
 from hashbench.extensions.kernels.calls import Called, Caller, Function, leaving
-from hashbench.extensions.kernels.inputs import Inputs
-from hashbench.extensions.kernels.judged import Judged, judge
+from hashbench.extensions.kernels.inputs import KernelInputs
+from hashbench.extensions.kernels.judged import JudgedKernelCall, judge
 
 _SMALL = 2**18
 """Inputs with at most so many elements in all are judged on one thread: more of them only wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class KernelTask:
     """What is judged: the results of a kernel, or their gradients.
 
     Attributes:
@@ -32,7 +32,7 @@ class Task:
 
     kernel: Function
     reference: Function
-    inputs: Inputs
+    inputs: KernelInputs
     names: tuple[str, ...] = ()
     seed: int = 1337
     approximate: float | None = None
@@ -43,7 +43,7 @@ class Task:
         return bool(self.names)
 
 
-class Pair:
+class KernelUnderTest:
     """Calls the kernel of a task, and judges its calls by the reference.
 
     Attributes:
@@ -54,7 +54,7 @@ class Pair:
         runs: of the reference for the inputs as they are given.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: KernelTask) -> None:
         names = task.names
         self.task = task
         self.kernel = Caller(
@@ -67,12 +67,12 @@ class Pair:
         self.judged_by = task.reference
         self.runs = self.runs_of(task.inputs)
 
-    def runs_of(self, inputs: Inputs) -> ReferenceRuns:
+    def runs_of(self, inputs: KernelInputs) -> ReferenceRuns:
         """Return the runs of the reference for inputs."""
         args, kwargs = inputs.arguments()
         return ReferenceRuns(self.judged_by, args, kwargs, seed=self.task.seed)
 
-    def judge(self, called: Called, runs: ReferenceRuns, *, excused: Sequence[torch.Tensor] = ()) -> Judged:
+    def judge(self, called: Called, runs: ReferenceRuns, *, excused: Sequence[torch.Tensor] = ()) -> JudgedKernelCall:
         """Judge a call by runs of the reference; excused elements may be anything.
 
         Raises:
@@ -103,7 +103,7 @@ class Pair:
 
 
 @contextmanager
-def threads_for(inputs: Inputs) -> Iterator[None]:
+def threads_for(inputs: KernelInputs) -> Iterator[None]:
     """Compute on one thread where the inputs are small."""
     before = torch.get_num_threads()
     few = before > 1 and sum(tensor.numel() for _, tensor in inputs.tensors()) <= _SMALL

@@ -45,7 +45,7 @@ def smallest(
     Returns:
         Arguments of which ``still_wrong`` was true; empty if it is not even true of ``args``.
     """
-    search = _Search(still_wrong, time.monotonic() + seconds)
+    search = _InputSearch(still_wrong, time.monotonic() + seconds)
     if shown:
         search.best = args
     elif not search.keeps(args, first=True):
@@ -56,7 +56,7 @@ def smallest(
     return search.best
 
 
-class _Search:
+class _InputSearch:
     """The best arguments so far, the predicate and the time that is left."""
 
     def __init__(self, still_wrong: Callable[[Arguments], bool], until: float) -> None:
@@ -127,7 +127,7 @@ def _writable(tensor: torch.Tensor) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------------ sizes
 
 
-def _shrink(search: _Search) -> None:
+def _shrink(search: _InputSearch) -> None:
     done: set[int] = set()
     while not search.over:
         sizes = {size for at in search.tensors() for size in search.best[at].shape if size > 1} - done
@@ -138,7 +138,7 @@ def _shrink(search: _Search) -> None:
         done.add(size)
 
 
-def _shrunk(search: _Search, size: int) -> int:
+def _shrunk(search: _InputSearch, size: int) -> int:
     """Make all dimensions of a size smaller; return the new size."""
     powers = [1 << exponent for exponent in range(size.bit_length()) if 1 << exponent < size]
     for wanted in powers:
@@ -155,7 +155,7 @@ def _shrunk(search: _Search, size: int) -> int:
     return high
 
 
-def _try_size(search: _Search, size: int, wanted: int) -> bool:
+def _try_size(search: _InputSearch, size: int, wanted: int) -> bool:
     striking = [min(place, size - wanted) for place in _striking(search, size)]
     for start in dict.fromkeys((0, size - wanted, *striking)):
         for indices in (False, True):
@@ -167,7 +167,7 @@ def _try_size(search: _Search, size: int, wanted: int) -> bool:
     return False
 
 
-def _striking(search: _Search, size: int) -> list[int]:
+def _striking(search: _InputSearch, size: int) -> list[int]:
     """Return where the largest element of each tensor lies along a dimension of a size; NaN counts as largest."""
     found = []
     for position in search.tensors():
@@ -203,7 +203,7 @@ def _resized(argument: Any, size: int, wanted: int, start: int, *, indices: bool
 # ---------------------------------------------------------------------------------------------------------- elements
 
 
-def _empty(search: _Search) -> None:
+def _empty(search: _InputSearch) -> None:
     """Make as many elements of tensors zero as can be; all of them equal where many must not be zero."""
     for position in [*search.tensors()]:
         tensor = search.best[position]
@@ -224,7 +224,7 @@ def _filled(tensor: torch.Tensor, value: int) -> torch.Tensor:
     return _writable(tensor).fill_(value).requires_grad_(tensor.requires_grad)
 
 
-def _bisect(search: _Search, position: int) -> None:
+def _bisect(search: _InputSearch, position: int) -> None:
     """Make parts of the elements that are not zero zero: halves, then quarters, as long as the fault stays."""
     parts = 2
     while not search.over:
@@ -255,7 +255,7 @@ def _without(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return changed.requires_grad_(tensor.requires_grad)
 
 
-def _round(search: _Search) -> None:
+def _round(search: _InputSearch) -> None:
     """Make the elements that are left short numbers."""
     for position in [*search.tensors()]:
         tensor = search.best[position]

@@ -14,11 +14,11 @@ from hashbench.core.errors import named_line
 from hashbench.core.run.rounding_reference import NotJudgedError
 from hashbench.extensions.kernels.excuses import excused
 from hashbench.extensions.kernels.float32 import in_float32, resolves_float32
-from hashbench.extensions.kernels.given import Findings, NotKnownError, judge_given
+from hashbench.extensions.kernels.given import KernelFindings, NotKnownError, judge_given
 from hashbench.extensions.kernels.hygiene import unwritten
-from hashbench.extensions.kernels.inputs import Inputs
-from hashbench.extensions.kernels.judged import Judged
-from hashbench.extensions.kernels.pair import Pair, Task, threads_for
+from hashbench.extensions.kernels.inputs import KernelInputs
+from hashbench.extensions.kernels.judged import JudgedKernelCall
+from hashbench.extensions.kernels.pair import KernelTask, KernelUnderTest, threads_for
 from hashbench.extensions.kernels.variations import (
     FLOAT32,
     GIVEN,
@@ -48,7 +48,7 @@ _IN_FLOAT32 = Variation(FLOAT32, in_float32, "no input is in a lower dtype than 
 
 
 @dataclass(slots=True)
-class _Tally:
+class _VariationTally:
     """What the inputs of one variation showed."""
 
     ratios: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Tally:
         return VariationOutcome.NOT_DEFINED if self.undefined else VariationOutcome.NOT_APPLICABLE
 
 
-class Trials:
+class VariationTrials:
     """Judges one task with all variations.
 
     Args:
@@ -85,10 +85,10 @@ class Trials:
     """
 
     def __init__(
-        self, task: Task, *, without: Collection[str], deadline: float, progress: Callable[[str], None]
+        self, task: KernelTask, *, without: Collection[str], deadline: float, progress: Callable[[str], None]
     ) -> None:
         self._task, self._without, self._deadline, self._progress = task, without, deadline, progress
-        self.pair, self.found = Pair(task), Findings()
+        self.pair, self.found = KernelUnderTest(task), KernelFindings()
         self._base, self._base_runs = task.inputs, self.pair.runs
         self._earlier: list[torch.Tensor] = []
 
@@ -142,7 +142,7 @@ class Trials:
             self.found.tried.append(TriedVariation(name, VariationOutcome.NOT_APPLICABLE, reason=reason))
             return
         self._progress(name)
-        tally = _Tally()
+        tally = _VariationTally()
         for base in self._bases(name):
             for varied in variation.vary(base, generator_of(self._task.seed, name)):
                 if time.monotonic() > self._deadline:
@@ -156,7 +156,7 @@ class Trials:
         meaning = ", ".join(dict.fromkeys(tally.meanings))
         self.found.tried.append(TriedVariation(name, outcome, ratio, reason, meaning))
 
-    def _bases(self, name: str) -> Sequence[Inputs]:
+    def _bases(self, name: str) -> Sequence[KernelInputs]:
         """Return the inputs that are varied."""
         if name == "sizes":
             return (self._task.inputs,)
@@ -164,7 +164,7 @@ class Trials:
             return self._base, self._task.inputs
         return (self._base,)
 
-    def _try(self, variation: Variation, varied: Varied, base: Inputs, tally: _Tally) -> None:
+    def _try(self, variation: Variation, varied: Varied, base: KernelInputs, tally: _VariationTally) -> None:
         """Judge varied inputs; where the reference refuses them, the other ones."""
         undefined = ""
         for candidate in (varied.inputs, *varied.follows):
@@ -191,7 +191,14 @@ class Trials:
             return
         tally.undefined.append(f"{varied.meaning}: {undefined}")
 
-    def _take(self, variation: Variation, varied: Varied, inputs: Inputs, judged: Judged, tally: _Tally) -> None:
+    def _take(
+        self,
+        variation: Variation,
+        varied: Varied,
+        inputs: KernelInputs,
+        judged: JudgedKernelCall,
+        tally: _VariationTally,
+    ) -> None:
         """Count what inputs showed."""
         wrong = not judged.right
         if wrong and variation.name == FLOAT32:
@@ -209,7 +216,7 @@ class Trials:
             tally.wrong = True
             self.found.add_faults(self._faults(variation.name, inputs, judged), inputs)
 
-    def _faults(self, name: str, inputs: Inputs, judged: Judged) -> list[Fault]:
+    def _faults(self, name: str, inputs: KernelInputs, judged: JudgedKernelCall) -> list[Fault]:
         """Return what is wrong; memory that was not written before wrong values."""
         called = judged.called
         if called.error is None and not self.pair.kernel(inputs, poison=POISONS[1]).same_bits(called):

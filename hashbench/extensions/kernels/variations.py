@@ -18,7 +18,7 @@ from hashbench.core.errors import HashbenchError
 from hashbench.core.run.distance import wide
 from hashbench.core.trace.arguments import mapped
 from hashbench.extensions.kernels.inputs import (
-    Inputs,
+    KernelInputs,
     free_sizes,
     is_discrete,
     keep_meaning,
@@ -54,9 +54,9 @@ class Varied:
         layout: only where elements lie in memory was varied.
     """
 
-    inputs: Inputs
+    inputs: KernelInputs
     meaning: str
-    follows: tuple[Inputs, ...] = ()
+    follows: tuple[KernelInputs, ...] = ()
     layout: bool = False
 
 
@@ -73,7 +73,7 @@ class Variation:
     """
 
     name: str
-    vary: Callable[[Inputs, torch.Generator], Iterator[Varied]]
+    vary: Callable[[KernelInputs, torch.Generator], Iterator[Varied]]
     idle: str = "no input has numbers to vary"
     shapes: bool = False
     backward: bool = False
@@ -105,7 +105,7 @@ def chosen(without: Collection[str], names: Sequence[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def reductions(inputs: Inputs) -> Iterator[Inputs]:
+def reductions(inputs: KernelInputs) -> Iterator[KernelInputs]:
     """Yield smaller inputs for variations that do not need the size, the smallest first; the given ones at last."""
     if _elements(inputs) > _SMALL:
         large = [size for size in free_sizes(inputs) if size > REDUCED]
@@ -124,7 +124,7 @@ def reductions(inputs: Inputs) -> Iterator[Inputs]:
 # ------------------------------------------------------------------------------------------------- values, one by one
 
 
-def _changed(inputs: Inputs, change: Callable[[torch.Tensor, int], torch.Tensor | None]) -> Inputs | None:
+def _changed(inputs: KernelInputs, change: Callable[[torch.Tensor, int], torch.Tensor | None]) -> KernelInputs | None:
     """Return inputs whose free floating and complex tensors are changed, to float64 values that keep their meaning;
     ``None`` if no tensor was changed."""
     leaves, changed = list(inputs.leaves), False
@@ -138,7 +138,7 @@ def _changed(inputs: Inputs, change: Callable[[torch.Tensor, int], torch.Tensor 
     return inputs.having(leaves) if changed else None
 
 
-def _seeds(inputs: Inputs, generator: torch.Generator) -> Iterator[Varied]:
+def _seeds(inputs: KernelInputs, generator: torch.Generator) -> Iterator[Varied]:
     """Other values: those given in another order; for a constant, from half of it to three halves."""
 
     def draw(values: torch.Tensor, _: int) -> torch.Tensor:
@@ -158,7 +158,7 @@ def _order(count: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randperm(count, generator=generator)
 
 
-def _shuffled(inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _shuffled(inputs: KernelInputs, generator: torch.Generator) -> KernelInputs:
     """Return inputs whose integers are in another order, unless they are sorted."""
     leaves = list(inputs.leaves)
     for number, tensor in inputs.tensors():
@@ -168,7 +168,7 @@ def _shuffled(inputs: Inputs, generator: torch.Generator) -> Inputs:
     return inputs.having(leaves)
 
 
-def _scaled(inputs: Inputs, magnitudes: Sequence[float], words: str) -> Iterator[Varied]:
+def _scaled(inputs: KernelInputs, magnitudes: Sequence[float], words: str) -> Iterator[Varied]:
     for magnitude in magnitudes:
 
         def scale(values: torch.Tensor, _: int, magnitude: float = magnitude) -> torch.Tensor | None:
@@ -180,25 +180,25 @@ def _scaled(inputs: Inputs, magnitudes: Sequence[float], words: str) -> Iterator
             yield Varied(new, f"{words} {magnitude:.3g}")
 
 
-def _least_normal(inputs: Inputs) -> float:
+def _least_normal(inputs: KernelInputs) -> float:
     """Return the largest of the least normal numbers of the dtypes among the inputs."""
     floating = [tensor.dtype for _, tensor in inputs.tensors() if not meaning_of(tensor).fixed]
     return max((torch.finfo(dtype).tiny for dtype in floating), default=1.0)
 
 
-def _large(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _large(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Overflow: an exponential without its maximum, a square."""
     small_range = _least_normal(inputs) > 1e-30
     yield from _scaled(inputs, (2.0**5, 2.0**7 if small_range else 2.0**10), "magnitudes up to")
 
 
-def _tiny(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _tiny(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Constants that are added to small numbers: eps."""
     small_range = _least_normal(inputs) > 1e-30
     yield from _scaled(inputs, (2.0**-7,) if small_range else (2.0**-7, 2.0**-18), "magnitudes up to")
 
 
-def _spikes(inputs: Inputs, generator: torch.Generator) -> Iterator[Varied]:
+def _spikes(inputs: KernelInputs, generator: torch.Generator) -> Iterator[Varied]:
     """A few large elements among small ones: one that is lost is then everything."""
 
     def spike(values: torch.Tensor, number: int) -> torch.Tensor | None:
@@ -222,7 +222,7 @@ def _spikes(inputs: Inputs, generator: torch.Generator) -> Iterator[Varied]:
         yield Varied(new, "few elements 64 times as large as the others, at borders of blocks and elsewhere")
 
 
-def _integers(inputs: Inputs, generator: torch.Generator) -> Iterator[Varied]:
+def _integers(inputs: KernelInputs, generator: torch.Generator) -> Iterator[Varied]:
     """Small integers, whose sums are exact in any order and dtype: an error is then no rounding."""
 
     def draw(values: torch.Tensor, _: int) -> torch.Tensor:
@@ -237,7 +237,7 @@ def _integers(inputs: Inputs, generator: torch.Generator) -> Iterator[Varied]:
         yield Varied(new, "integers from -3 to 3, whose sums are exact")
 
 
-def _zeros(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _zeros(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Zeros, and lines of zeros beside others."""
 
     def clear(values: torch.Tensor, number: int, every: int) -> torch.Tensor | None:
@@ -258,7 +258,7 @@ def _is_constant(values: torch.Tensor) -> bool:
     return bool((values == values.flatten()[0]).all())
 
 
-def _special(inputs: Inputs, value: float, words: str) -> Iterator[Varied]:
+def _special(inputs: KernelInputs, value: float, words: str) -> Iterator[Varied]:
     """Put a value into few places of one input after the other."""
     numbers = [number for number, tensor in inputs.tensors() if not meaning_of(tensor).fixed]
     names = inputs.names()
@@ -277,18 +277,18 @@ def _special(inputs: Inputs, value: float, words: str) -> Iterator[Varied]:
         yield Varied(inputs.having(leaves), f"{words} in {names[number]}")
 
 
-def _nan(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _nan(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """NaN at few places: none may be hidden, none may appear elsewhere."""
     yield from _special(inputs, float("nan"), "NaN")
 
 
-def _inf(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _inf(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Infinities of both signs at few places."""
     yield from _special(inputs, float("inf"), "infinities")
     yield from _special(inputs, float("-inf"), "negative infinities")
 
 
-def finite_instead(inputs: Inputs, base: Inputs) -> Iterator[Inputs]:
+def finite_instead(inputs: KernelInputs, base: KernelInputs) -> Iterator[KernelInputs]:
     """Yield inputs with finite numbers where NaN or infinities were put: those of before, very large ones, and very
     large negative ones."""
     yield base
@@ -302,7 +302,7 @@ def finite_instead(inputs: Inputs, base: Inputs) -> Iterator[Inputs]:
         yield inputs.having(leaves)
 
 
-def _denormals(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _denormals(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Numbers below the least normal one beside others."""
 
     def shrink(values: torch.Tensor, number: int) -> torch.Tensor | None:
@@ -318,7 +318,7 @@ def _denormals(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
         yield Varied(new, "every third element is below the least normal number")
 
 
-def flushed(inputs: Inputs) -> Inputs:
+def flushed(inputs: KernelInputs) -> KernelInputs:
     """Return inputs whose numbers below the least normal one are zero."""
     leaves = list(inputs.leaves)
     for number, tensor in inputs.tensors():
@@ -342,7 +342,7 @@ def rounding_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 # --------------------------------------------------------------------------------------------------- sizes and layout
 
 
-def _sizes(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _sizes(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Sizes that are not multiples of blocks: each one near its own, one more than two of it, and 1; then all of them.
 
     The others are cut where the inputs are large.
@@ -363,11 +363,11 @@ def _sizes(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
         yield from varied({size: prime_below(min(size, REDUCED + 2)) for size in free}, "all sizes became primes")
 
 
-def _elements(inputs: Inputs) -> int:
+def _elements(inputs: KernelInputs) -> int:
     return sum(tensor.numel() for _, tensor in inputs.tensors())
 
 
-def _laid_out(inputs: Inputs, lay: Callable[[torch.Tensor], torch.Tensor | None], words: str) -> Iterator[Varied]:
+def _laid_out(inputs: KernelInputs, lay: Callable[[torch.Tensor], torch.Tensor | None], words: str) -> Iterator[Varied]:
     leaves, laid = list(inputs.leaves), False
     for number, tensor in inputs.tensors():
         if tensor.numel() < 2 or tensor.layout is not torch.strided:
@@ -379,7 +379,7 @@ def _laid_out(inputs: Inputs, lay: Callable[[torch.Tensor], torch.Tensor | None]
         yield Varied(inputs.having(leaves), words, layout=True)
 
 
-def _strides(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _strides(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Tensors whose elements do not lie one after the other."""
 
     def transposed(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -404,7 +404,7 @@ def _strides(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
     yield from _laid_out(inputs, with_padding, "the left half of a tensor")
 
 
-def _offset(inputs: Inputs, _: torch.Generator) -> Iterator[Varied]:
+def _offset(inputs: KernelInputs, _: torch.Generator) -> Iterator[Varied]:
     """Tensors that begin one element behind an aligned address."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor | None:

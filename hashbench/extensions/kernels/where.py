@@ -40,7 +40,7 @@ _MOST_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _PlaceCandidate:
     """A description.
 
     Attributes:
@@ -100,12 +100,12 @@ class _Mask:
 
     def candidate(
         self, words: Words, mask: Callable[[], torch.Tensor], *, parts: int = 1, condition: bool = False
-    ) -> _Candidate:
+    ) -> _PlaceCandidate:
         """Count how many elements a description has, and how many of them are wrong."""
         inside = mask().broadcast_to(self.wrong.shape)
         hits = torch.count_nonzero(inside & self.wrong)
         inside = inside if self.known is None else inside & self.known
-        return _Candidate(words, parts, float(torch.count_nonzero(inside)), float(hits), mask, condition)
+        return _PlaceCandidate(words, parts, float(torch.count_nonzero(inside)), float(hits), mask, condition)
 
 
 def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], *, unsure: torch.Tensor | None = None) -> str:
@@ -134,7 +134,7 @@ def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], *, unsure
         raise ValueError("no element is wrong: there is no place to describe")
     if mask.number == mask.total:
         return ""
-    whole = _Candidate(Words("", 0.0), 0, mask.total, mask.number, lambda: mask.wrong.new_ones(()))
+    whole = _PlaceCandidate(Words("", 0.0), 0, mask.total, mask.number, lambda: mask.wrong.new_ones(()))
     places = [*_products(mask), *_unions(mask), *_crossed(mask), *_in_memory(mask), *_diagonals(mask)]
     conditions = [
         mask.candidate(Words(found.words.text, _CHOICES * found.words.bits), found.mask, condition=True)
@@ -148,7 +148,7 @@ def places_of(wrong: torch.Tensor, inputs: Mapping[str, torch.Tensor], *, unsure
     return _told(mask, best, few=unsure is not None)
 
 
-def _both(mask: _Mask, place: _Candidate, condition: _Candidate) -> _Candidate:
+def _both(mask: _Mask, place: _PlaceCandidate, condition: _PlaceCandidate) -> _PlaceCandidate:
     words = Words(f"{place.words.text} {condition.words.text}", place.words.bits + condition.words.bits)
     parts = place.parts + condition.parts
     return mask.candidate(words, lambda: place.mask() & condition.mask(), parts=parts)
@@ -169,7 +169,7 @@ def wrong_places(judged: JudgedResult, inputs: Mapping[str, torch.Tensor]) -> st
 # ------------------------------------------------------------------------------------------------------------ words
 
 
-def _told(mask: _Mask, found: _Candidate, *, few: bool) -> str:
+def _told(mask: _Mask, found: _PlaceCandidate, *, few: bool) -> str:
     if not found.parts or (mask.number == 1 and found.parts > 1 and not found.condition):
         return _listed(mask, few=few)
     if few and found.condition and mask.number >= _ALL * mask.total:  # it tells where errors are small by chance
@@ -232,7 +232,7 @@ def _first(mask: torch.Tensor) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _IndexRange:
     """Indices of one dimension."""
 
     dim: int
@@ -244,17 +244,17 @@ class _Cut:
         return self.inside.view([-1 if dim == self.dim else 1 for dim in range(rank)])
 
 
-def _products(mask: _Mask) -> Iterator[_Candidate]:
+def _products(mask: _Mask) -> Iterator[_PlaceCandidate]:
     """Yield slices of one or several dimensions, those that fit best."""
     cuts = _cuts(mask)
     chosen = [tuple(cuts), *(tuple(cut for cut in cuts if cut is not left) for left in cuts), *((cut,) for cut in cuts)]
     yield from (_product(mask, cuts) for cuts in dict.fromkeys(chosen) if cuts)
 
 
-def _cuts(part: _Mask) -> list[_Cut]:
+def _cuts(part: _Mask) -> list[_IndexRange]:
     """Cut the dimension that tells most, then the next one in what that leaves, until no cut saves more than it
     costs."""
-    cuts: list[_Cut] = []
+    cuts: list[_IndexRange] = []
     while True:
         tried = [dim for dim, size in enumerate(part.shape) if size > 1 and all(cut.dim != dim for cut in cuts)]
         found = [cut for dim in tried for cut in _cuts_of(part, dim)]
@@ -265,15 +265,18 @@ def _cuts(part: _Mask) -> list[_Cut]:
         part = part.part(cut.dim, cut.inside.nonzero()[:, 0])
 
 
-def _cuts_of(part: _Mask, dim: int) -> Iterator[tuple[float, _Cut]]:
+def _cuts_of(part: _Mask, dim: int) -> Iterator[tuple[float, _IndexRange]]:
     """Yield cuts of a dimension, with the bits of the message that uses it."""
     counts, sizes = part.along(dim)
     for inside in _levels(counts, sizes):
         if int(torch.count_nonzero(inside)) < part.shape[dim]:
             words = words_for(inside.nonzero()[:, 0].numpy(), axis_of(part.shape, dim))
-            cut = _Cut(dim, inside, words)
+            cut = _IndexRange(dim, inside, words)
             hits, number = float(counts[inside].sum()), float(sizes[inside].sum())
-            yield _Candidate(words, 1, number, hits, functools.partial(cut.mask, len(part.shape))).length(part), cut
+            yield (
+                _PlaceCandidate(words, 1, number, hits, functools.partial(cut.mask, len(part.shape))).length(part),
+                cut,
+            )
 
 
 def _levels(counts: torch.Tensor, sizes: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -292,7 +295,7 @@ def _levels(counts: torch.Tensor, sizes: torch.Tensor) -> Iterator[torch.Tensor]
             yield inside | (empty & hull)
 
 
-def _product(mask: _Mask, cuts: Sequence[_Cut]) -> _Candidate:
+def _product(mask: _Mask, cuts: Sequence[_IndexRange]) -> _PlaceCandidate:
     part = mask
     for cut in cuts:
         part = part.part(cut.dim, cut.inside.nonzero()[:, 0])
@@ -306,10 +309,10 @@ def _product(mask: _Mask, cuts: Sequence[_Cut]) -> _Candidate:
             found = found & cut.mask(rank)
         return found
 
-    return _Candidate(words, len(cuts), part.total, part.number, inside)
+    return _PlaceCandidate(words, len(cuts), part.total, part.number, inside)
 
 
-def _unions(mask: _Mask) -> Iterator[_Candidate]:
+def _unions(mask: _Mask) -> Iterator[_PlaceCandidate]:
     """Yield what is left out by slices of several dimensions: ``row 5, and column 7``, or ``all but`` a block."""
     if len(mask.shape) < 2:
         return
@@ -322,10 +325,10 @@ def _unions(mask: _Mask) -> Iterator[_Candidate]:
     union = Words(", and ".join(words.text for words in rest), sum(words.bits for words in rest))
     words = min(union, Words(f"all but {block.words.text}", block.words.bits + 1), key=lambda words: words.bits)
     inside, hits = mask.total - block.inside, mask.number - (block.inside - block.hits)
-    yield _Candidate(words, len(cuts), inside, hits, lambda: ~block.mask())
+    yield _PlaceCandidate(words, len(cuts), inside, hits, lambda: ~block.mask())
 
 
-def _crossed(mask: _Mask) -> Iterator[_Candidate]:
+def _crossed(mask: _Mask) -> Iterator[_PlaceCandidate]:
     """Yield what lies in slices of one of two dimensions and not of both: tiles beside the diagonal."""
     for first, second in itertools.combinations([dim for dim, size in enumerate(mask.shape) if size > 1], 2):
         cuts = [_fuller(mask, first), _fuller(mask, second)]
@@ -336,7 +339,7 @@ def _crossed(mask: _Mask) -> Iterator[_Candidate]:
         yield mask.candidate(words, inside, parts=2)
 
 
-def _fuller(mask: _Mask, dim: int) -> _Cut:
+def _fuller(mask: _Mask, dim: int) -> _IndexRange:
     """Return the indices of a dimension with larger shares of wrong elements: those above the widest gap."""
     counts, sizes = mask.along(dim)
     shares = counts / sizes.clamp_min(1)
@@ -344,10 +347,10 @@ def _fuller(mask: _Mask, dim: int) -> _Cut:
     inside = shares > ordered[int(ordered.diff().argmax())]
     if not bool(inside.any()):
         inside[0] = True
-    return _Cut(dim, inside, words_for(inside.nonzero()[:, 0].numpy(), axis_of(mask.shape, dim)))
+    return _IndexRange(dim, inside, words_for(inside.nonzero()[:, 0].numpy(), axis_of(mask.shape, dim)))
 
 
-def _in_memory(mask: _Mask) -> Iterator[_Candidate]:
+def _in_memory(mask: _Mask) -> Iterator[_PlaceCandidate]:
     """Yield a range of the elements as they follow each other, whatever the shape: the tail of a flat loop."""
     if len([size for size in mask.shape if size > 1]) < 2:
         return
@@ -362,7 +365,7 @@ def _in_memory(mask: _Mask) -> Iterator[_Candidate]:
     yield mask.candidate(words, lambda: inside.view(mask.shape))
 
 
-def _diagonals(mask: _Mask) -> Iterator[_Candidate]:
+def _diagonals(mask: _Mask) -> Iterator[_PlaceCandidate]:
     """Yield sets of diagonals of the last two dimensions, numbered as by ``torch.diagonal``: column minus row."""
     if len(mask.shape) < 2 or min(mask.shape[-2:]) < 3:
         return
@@ -392,7 +395,7 @@ def _diagonals(mask: _Mask) -> Iterator[_Candidate]:
     apart = torch.arange(columns) - torch.arange(rows)[:, None] + rows - 1
     for words, inside in sets:
         mask_of = functools.partial(torch.Tensor.__getitem__, inside, apart)
-        yield _Candidate(words, 1, float(sizes[inside].sum()), float(counts[inside].sum()), mask_of)
+        yield _PlaceCandidate(words, 1, float(sizes[inside].sum()), float(counts[inside].sum()), mask_of)
 
 
 def _along_diagonals(matrix: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,13 @@ import torch
 
 from hashbench.core.diagnose.replay.controls.memory import POISONS
 from hashbench.extensions.kernels.calls import Caller, leaving
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 
 X = torch.arange(6.0).view(2, 3)
 
 
-def inputs(*args: Any, **kwargs: Any) -> Inputs:
-    return Inputs.of(args, kwargs)
+def inputs(*args: Any, **kwargs: Any) -> KernelInputs:
+    return KernelInputs.of(args, kwargs)
 
 
 def test_results_are_copies_and_named_by_place() -> None:

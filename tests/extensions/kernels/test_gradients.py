@@ -9,7 +9,7 @@ import torch
 
 from hashbench.core.run.wide import WideMode
 from hashbench.extensions.kernels.gradients import NoGradientError, gradients_of
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -20,7 +20,7 @@ def product(x: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> torch.T
 
 def pair(kernel: Any = product, reference: Any = product, *args: Any) -> Any:
     given = args or (X, torch.tensor([1, 1, 3]), torch.ones(6))
-    return gradients_of(kernel, reference, Inputs.of(given, {}), seed=5)
+    return gradients_of(kernel, reference, KernelInputs.of(given, {}), seed=5)
 
 
 def test_gradients_are_those_of_autograd() -> None:

@@ -10,17 +10,17 @@ import torch
 
 from hashbench.extensions.kernels.calls import Called, Caller
 from hashbench.extensions.kernels.hygiene import Habits, repeated, unwritten, written_inputs
-from hashbench.extensions.kernels.inputs import Inputs
+from hashbench.extensions.kernels.inputs import KernelInputs
 from hashbench.extensions.kernels.verdict import FaultKind
 
 X = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
-ONE, OTHER = Inputs.of((X,), {}), Inputs.of((X.flip(0),), {})
+ONE, OTHER = KernelInputs.of((X,), {}), KernelInputs.of((X.flip(0),), {})
 
 
 def habits(kernel: Callable[..., Any]) -> Habits:
     caller = Caller(kernel, seed=0)
 
-    def right(called: Called, inputs: Inputs) -> bool:
+    def right(called: Called, inputs: KernelInputs) -> bool:
         return torch.allclose(called.results[0], inputs.leaves[0] * 2)
 
     return repeated(caller, caller(ONE), ONE, OTHER, right)

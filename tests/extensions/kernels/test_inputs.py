@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hashbench.extensions.kernels.inputs import (
-    Inputs,
+    KernelInputs,
     free_sizes,
     keep_meaning,
     meaning_of,
@@ -18,7 +18,7 @@ from hashbench.extensions.kernels.inputs import (
 
 def test_leaves_are_named_by_place_and_put_back_there() -> None:
     x, y = torch.ones(2), torch.zeros(3)
-    inputs = Inputs.of((x, (1, {"a": y})), {"scale": 2.0})
+    inputs = KernelInputs.of((x, (1, {"a": y})), {"scale": 2.0})
     assert inputs.names() == ["input 0", "input 1.0", "input 1.1.a", "input scale"]
     args, kwargs = inputs.having([x, 5, y, 3.0]).arguments()
     assert args[1][0] == 5
@@ -27,7 +27,7 @@ def test_leaves_are_named_by_place_and_put_back_there() -> None:
 
 
 def test_arrays_are_tensors_for_the_reference_and_arrays_for_the_kernel() -> None:
-    inputs = Inputs.of((np.ones(3), torch.ones(2)), {}).copied()
+    inputs = KernelInputs.of((np.ones(3), torch.ones(2)), {}).copied()
     assert all(isinstance(leaf, torch.Tensor) for leaf in inputs.arguments()[0])
     array, tensor = inputs.arguments(arrays=True)[0]
     assert isinstance(array, np.ndarray)
@@ -36,14 +36,14 @@ def test_arrays_are_tensors_for_the_reference_and_arrays_for_the_kernel() -> Non
 
 def test_copies_keep_strides_and_alignment() -> None:
     given = torch.arange(40.0)[1:25].view(4, 6).t()
-    copy = Inputs.of((given,), {}).copied().leaves[0]
+    copy = KernelInputs.of((given,), {}).copied().leaves[0]
     assert copy.stride() == given.stride()
     assert copy.data_ptr() % 64 == given.data_ptr() % 64
     assert copy.data_ptr() != given.data_ptr()
 
 
 def test_sizes_that_are_equal_change_together_and_integers_follow() -> None:
-    inputs = Inputs.of((torch.ones(8, 32), torch.ones(32), 32, 256), {"n": 7})
+    inputs = KernelInputs.of((torch.ones(8, 32), torch.ones(32), 32, 256), {"n": 7})
     changed = resized(inputs, {32: 29}, integers=True)
     assert [tuple(tensor.shape) for _, tensor in changed.tensors()] == [(8, 29), (29,)]
     assert changed.leaves[2:] == (29, 8 * 29, 7)
@@ -51,26 +51,26 @@ def test_sizes_that_are_equal_change_together_and_integers_follow() -> None:
 
 
 def test_larger_tensors_repeat_the_given_one() -> None:
-    changed = resized(Inputs.of((torch.tensor([1.0, 2, 3]),), {}), {3: 7}, integers=False)
+    changed = resized(KernelInputs.of((torch.tensor([1.0, 2, 3]),), {}), {3: 7}, integers=False)
     assert changed.leaves[0].tolist() == [1, 2, 3, 1, 2, 3, 1]
 
 
 def test_offsets_hold_the_size_that_they_end_at() -> None:
     offsets = torch.tensor([0, 7, 9, 20], dtype=torch.int32)
-    assert free_sizes(Inputs.of((torch.ones(20, 16), offsets), {})) == [16]
+    assert free_sizes(KernelInputs.of((torch.ones(20, 16), offsets), {})) == [16]
 
 
 def test_counted_positions_hold_nothing() -> None:
-    assert free_sizes(Inputs.of((torch.ones(20, 16), torch.arange(20)), {})) == [20, 16]
+    assert free_sizes(KernelInputs.of((torch.ones(20, 16), torch.arange(20)), {})) == [20, 16]
 
 
 def test_indices_stay_inside_and_differ_where_they_did() -> None:
     table = torch.ones(16, 4)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
-    changed = resized(Inputs.of((table, order), {}), {16: 5}, integers=False).leaves[1]
+    changed = resized(KernelInputs.of((table, order), {}), {16: 5}, integers=False).leaves[1]
     assert sorted(changed.tolist()) == [0, 1, 2, 3, 4]
     repeated = torch.tensor([15, 3, 3, 9, -1, 15])
-    changed = resized(Inputs.of((table, repeated), {}), {16: 5}, integers=False).leaves[1]
+    changed = resized(KernelInputs.of((table, repeated), {}), {16: 5}, integers=False).leaves[1]
     assert changed.tolist() == [0, 3, 3, 4, -1, 0]
 
 

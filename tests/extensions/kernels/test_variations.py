@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from hashbench.core.errors import HashbenchError
-from hashbench.extensions.kernels.inputs import Inputs, meaning_of
+from hashbench.extensions.kernels.inputs import KernelInputs, meaning_of
 from hashbench.extensions.kernels.variations import NAMES, VARIATIONS, Varied, chosen, flushed, generator_of, reductions
 
 BY_NAME = {each.name: each for each in VARIATIONS}
 
 
-def given(dtype: torch.dtype = torch.float32) -> Inputs:
+def given(dtype: torch.dtype = torch.float32) -> KernelInputs:
     generator = torch.Generator().manual_seed(0)
-    return Inputs.of(
+    return KernelInputs.of(
         (torch.randn(12, 40, generator=generator).to(dtype), torch.rand(40, generator=generator) + 0.5), {}
     )
 
 
-def varied(name: str, inputs: Inputs | None = None) -> list[Varied]:
+def varied(name: str, inputs: KernelInputs | None = None) -> list[Varied]:
     return list(BY_NAME[name].vary(inputs or given(), generator_of(7, name)))
 
 
@@ -45,7 +45,7 @@ def test_what_was_positive_stays_so_and_all_is_finite(name: str, dtype: torch.dt
 
 
 def test_a_constant_gets_other_values() -> None:
-    for each in varied("seeds", Inputs.of((torch.ones(8), torch.zeros(8)), {})):
+    for each in varied("seeds", KernelInputs.of((torch.ones(8), torch.zeros(8)), {})):
         ones, zeros = each.inputs.leaves
         assert len(ones.unique()) == 8
         assert 0.5 <= float(ones.min()) <= float(ones.max()) <= 1.5
@@ -54,7 +54,7 @@ def test_a_constant_gets_other_values() -> None:
 
 def test_seeds_put_unsorted_indices_in_another_order_and_leave_sorted_ones() -> None:
     indices, offsets = torch.tensor([5, 1, 1, 9, 30, 2, 8]), torch.tensor([0, 2, 7])
-    changed, kept = varied("seeds", Inputs.of((torch.rand(4, 31), indices, offsets), {}))[0].inputs.leaves[1:]
+    changed, kept = varied("seeds", KernelInputs.of((torch.rand(4, 31), indices, offsets), {}))[0].inputs.leaves[1:]
     assert changed.tolist() != indices.tolist()
     assert sorted(changed.tolist()) == sorted(indices.tolist())
     assert torch.equal(kept, offsets)
@@ -66,12 +66,14 @@ def test_sizes_are_near_their_own_larger_and_one() -> None:
 
 
 def test_the_other_sizes_of_large_inputs_are_cut() -> None:
-    shapes = {tuple(each.inputs.leaves[0].shape) for each in varied("sizes", Inputs.of((torch.ones(512, 1024),), {}))}
+    shapes = {
+        tuple(each.inputs.leaves[0].shape) for each in varied("sizes", KernelInputs.of((torch.ones(512, 1024),), {}))
+    }
     assert {(61, 1021), (61, 2049), (61, 1), (509, 61), (1025, 61), (1, 61), (257, 257)} == shapes
 
 
 def test_an_integer_that_is_a_size_follows_and_may_stay() -> None:
-    first = varied("sizes", Inputs.of((torch.randn(12, 40), 40), {}))[0]
+    first = varied("sizes", KernelInputs.of((torch.randn(12, 40), 40), {}))[0]
     assert first.inputs.leaves[1] == first.inputs.leaves[0].shape[1] == 37
     assert [each.leaves[1] for each in first.follows] == [40]
 
@@ -93,7 +95,7 @@ def test_strides_lie_apart_and_offsets_are_not_aligned() -> None:
 
 
 def test_spikes_are_few_and_at_borders_of_blocks() -> None:
-    (each,) = varied("spikes", Inputs.of((torch.randn(64, 300, generator=torch.Generator().manual_seed(0)),), {}))
+    (each,) = varied("spikes", KernelInputs.of((torch.randn(64, 300, generator=torch.Generator().manual_seed(0)),), {}))
     values = each.inputs.leaves[0]
     large = values.abs() > values.abs().max() / 2
     assert int(large.sum()) == 64
@@ -142,7 +144,7 @@ def test_magnitudes(dtype: torch.dtype) -> None:
 
 
 def test_masks_alone_make_no_variation() -> None:
-    mask = Inputs.of((torch.tensor([0.0, 1.0] * 8), torch.arange(16)), {})
+    mask = KernelInputs.of((torch.tensor([0.0, 1.0] * 8), torch.arange(16)), {})
     for name in ("large", "tiny", "spikes", "integers", "zeros", "nan", "inf", "denormals", "seeds"):
         assert varied(name, mask) == []
 
@@ -150,7 +152,7 @@ def test_masks_alone_make_no_variation() -> None:
 def test_large_inputs_are_cut_and_small_ones_are_not() -> None:
     small = given()
     assert list(reductions(small)) == [small]
-    large = Inputs.of((torch.zeros(1024, 2048), torch.zeros(2048), 2048), {})
+    large = KernelInputs.of((torch.zeros(1024, 2048), torch.zeros(2048), 2048), {})
     first, *_, last = reductions(large)
     assert [tuple(tensor.shape) for _, tensor in first.tensors()] == [(192, 256), (256,)]
     assert first.leaves[2] == 256

@@ -18,9 +18,9 @@ import torch
 
 from hashbench.core.inductor.internals import nodes_of
 from hashbench.extensions.compiled.as_device.devices import NamedDevice
-from hashbench.extensions.compiled.as_device.interpreter import Driver
+from hashbench.extensions.compiled.as_device.interpreter import InterpreterDriver
 from hashbench.extensions.compiled.as_device.kernels import InterpretedKernel, kernel_of
-from hashbench.extensions.compiled.as_device.substitute import Substitute
+from hashbench.extensions.compiled.as_device.substitute import AtenSubstitute
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -76,7 +76,7 @@ def _answers(device: NamedDevice) -> Iterator[tuple[Any, str, Any]]:
     yield interface, "device_count", staticmethod(_answering(1))
     yield interface, "synchronize", staticmethod(_answering(None))
     yield interface, "get_compute_capability", staticmethod(_answering(device.capability))
-    yield importlib.import_module("triton").runtime.driver, "_active", Driver(device)
+    yield importlib.import_module("triton").runtime.driver, "_active", InterpreterDriver(device)
     lowering = importlib.import_module("torch._inductor.graph").GraphLowering
     yield lowering, "constant_name", lambda _, name, __: name  # constants stay on the CPU
     yield (
@@ -127,12 +127,12 @@ def _loaded(load: Any, *args: Any, **kwargs: Any) -> Any:
         graph: Any = V.graph
         for value in values.values():
             if isinstance(value, InterpretedKernel):
-                value.substitute = Substitute(graph.module, nodes_of(graph), module.__file__)
-        values.update(torch=_Torch(), device=_answering(CPU))
+                value.substitute = AtenSubstitute(graph.module, nodes_of(graph), module.__file__)
+        values.update(torch=_TorchOfDevice(), device=_answering(CPU))
     return module
 
 
-class _Torch(ModuleType):
+class _TorchOfDevice(ModuleType):
     """``torch`` in a generated module: as it is, without CUDA."""
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class InterpretedTriton:
     """
 
     modules: Mapping[str, ModuleType]
-    memory: Memory
+    memory: InterpreterMemory
     lock: Any = field(default_factory=threading.RLock)
 
     @contextmanager
@@ -92,7 +92,7 @@ class InterpretedTriton:
         return space[name]
 
 
-class Driver:
+class InterpreterDriver:
     """Triton's driver of a device that is not there."""
 
     def __init__(self, device: NamedDevice) -> None:
@@ -158,7 +158,7 @@ def _with_autotune(heuristics: ModuleType, decorated: Callable[..., Any]) -> Any
     return SimpleNamespace(**values)
 
 
-class Memory:
+class InterpreterMemory:
     """Where the arguments of the running call lie. What the interpreter reads or writes is an address: a wrong one
     would end the process, or spoil it."""
 
@@ -212,7 +212,7 @@ def interpreted(device: NamedDevice) -> InterpretedTriton:
             importlib.import_module(f"{_TRITON}.{name}")
         importlib.import_module(_HELPERS[1])
         found = modules()
-    memory = Memory()
+    memory = InterpreterMemory()
     _mend(found, device, memory)
     return InterpretedTriton(found, memory)
 
@@ -250,10 +250,10 @@ def _is_copied(name: str) -> bool:
 # -------------------------------------------------------------------------------------------------- what is mended
 
 
-def _mend(modules: Mapping[str, ModuleType], device: NamedDevice, memory: Memory) -> None:
+def _mend(modules: Mapping[str, ModuleType], device: NamedDevice, memory: InterpreterMemory) -> None:
     interpreter: Any = modules[f"{_TRITON}.runtime.interpreter"]
     builder = interpreter.InterpreterBuilder
-    values = _Values(interpreter, modules[f"{_TRITON}.language"])
+    values = _TritonValues(interpreter, modules[f"{_TRITON}.language"])
     builder.cast_impl = lambda _, source, kind: values.cast(source, kind)
     for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw"):
         setattr(builder, name, memory.guarded(getattr(builder, name)))
@@ -264,7 +264,7 @@ def _mend(modules: Mapping[str, ModuleType], device: NamedDevice, memory: Memory
     interpreter.ScanOps.generic_scan = lambda scan, given: values.scanned(scan, given)
     triton: Any = modules[_TRITON]
     triton.jit = lambda function=None, **_: interpreter.InterpretedFunction(function) if function else triton.jit
-    modules[f"{_TRITON}.runtime"].driver._active = Driver(device)
+    modules[f"{_TRITON}.runtime"].driver._active = InterpreterDriver(device)
     _interpret_for_good(interpreter, modules[f"{_TRITON}.language"])
     functions = modules[f"{_TRITON}.language.extra.cuda.libdevice"]
     for name in _HELPERS:
@@ -292,7 +292,7 @@ class _Extern:
         return functools.partial(getattr(self._functions, name), _semantic=self._semantic)
 
 
-class _Values:
+class _TritonValues:
     """Arithmetic on the interpreter's values, NumPy arrays; bfloat16 is there as the bits in uint16.
 
     Args:

@@ -14,7 +14,7 @@ from hashbench.extensions.compiled.evaluate import Evaluator, NotEvaluated, Oper
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Substitute:
+class AtenSubstitute:
     """Makes calls of kernels of one generated module.
 
     Attributes:
