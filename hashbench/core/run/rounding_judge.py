@@ -260,6 +260,7 @@ class _Directions:
         self._w = self._parts(reference.to(error.dtype), self._scale)
         self._signed = bool((self._w < 0).any())
         self._places = list(_places(self._w.shape))
+        self._repeated: dict[tuple[int, int], float] = {}
 
     def leading(self, samples: Sequence[torch.Tensor], roundoffs: float, accumulated: torch.Tensor) -> Bias | None:
         """Return the direction that most of the error follows, of those that rounding does not explain.
@@ -301,8 +302,11 @@ class _Directions:
 
     def _alike(self, place: _DirectionPlace, block: int) -> float:
         """Return how many elements of a block have the same value, in the mean: they have the same error."""
-        values = self._w if not place.size else self._w.narrow(place.dim, *place.range(block, self._w.shape))
-        return values.numel() / max(1, len(values.unique()))
+        key = self._places.index(place), block
+        if key not in self._repeated:
+            values = self._w if not place.size else self._w.narrow(place.dim, *place.range(block, self._w.shape))
+            self._repeated[key] = values.numel() / max(1, len(values.unique()))
+        return self._repeated[key]
 
     @functools.cached_property
     def _one(self) -> float:
