@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashbench.core.diagnose.replay.controls.memory import POISONS
 from hashbench.core.errors import named_line
 from hashbench.core.run.rounding_reference import NotJudgedError
-from hashbench.extensions.kernels.calls import Called
+from hashbench.extensions.kernels.calls import Called, Caller
 from hashbench.extensions.kernels.hygiene import Habits, repeated, unwritten, written_inputs
 from hashbench.extensions.kernels.inputs import KernelInputs
 from hashbench.extensions.kernels.judged import JudgedKernelCall
@@ -70,6 +70,8 @@ def judge_given(pair: KernelUnderTest, found: KernelFindings, *, deadline: float
     own = pair.reference(inputs)
     if own.error is not None:
         raise NotKnownError(f"the reference raises {named_line(own.error, limit=_LONGEST)}")
+    if _writes_too_little(pair.reference, inputs):
+        raise NotKnownError("the reference returns memory that it does not write")
     if own.written:
         pair.leave(own)
     called = pair.kernel(inputs)
@@ -89,6 +91,11 @@ def judge_given(pair: KernelUnderTest, found: KernelFindings, *, deadline: float
     outcome = VariationOutcome.WITHIN_ROUNDING if judged.right else VariationOutcome.WRONG
     found.tried.append(TriedVariation(GIVEN, outcome, judged.ratio, meaning="the inputs as they are"))
     return judged
+
+
+def _writes_too_little(caller: Caller, inputs: KernelInputs) -> bool:
+    one, other = (caller(inputs, poison=poison) for poison in POISONS)
+    return not one.same_bits(other) and bool(unwritten(caller, inputs, GIVEN).faults)
 
 
 def _habits(pair: KernelUnderTest, called: Called, deadline: float) -> Habits:
