@@ -129,8 +129,13 @@ def judge(
 
 def _exchanged(got: torch.Tensor, own: torch.Tensor) -> torch.Tensor | None:
     """Return where two results are not finite and not the same; ``None`` if they are nowhere."""
-    if not got.dtype.is_floating_point or bool(got.isfinite().all()):
+    if not (got.is_floating_point() or got.is_complex()) or bool(got.isfinite().all()):
         return None
+    if got.is_complex():
+        left, right = (torch.view_as_real(each.resolve_conj()) for each in (got, own))
+        same = ((left == right) | (left.isnan() & right.isnan())).all(-1)
+        lost = ~got.isfinite() & ~own.isfinite() & ~same
+        return lost if bool(lost.any()) else None
     largest = own.abs() >= _NEARLY_INFINITE if unit_roundoff(own.dtype) >= 2.0**-24 else ~own.isfinite()
     lost = ~got.isfinite() & (largest | ~own.isfinite()) & (got != own) & ~(got.isnan() & own.isnan())
     return lost if bool(lost.any()) else None

@@ -341,3 +341,15 @@ def test_a_reference_that_reads_between_the_elements_has_them_there() -> None:
     wide = torch.arange(64.0)[::2]
     verdict = within_rounding(lambda x: x.as_strided((32,), (1,)) * 1, lambda x: x.as_strided((32,), (1,)), wide)
     assert verdict.outputs[0].ratio == 0
+
+
+def test_another_part_of_a_complex_number_that_is_not_finite_is_exchanged() -> None:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.isfinite(), torch.complex(x, x), complex(float("nan"), 0.0))
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.isfinite(), torch.complex(x, x), complex(0.0, float("nan")))
+
+    verdict = within_rounding(kernel, reference, X)
+    assert verdict.right
+    assert any("infinity" in remark for remark in verdict.remarks)
