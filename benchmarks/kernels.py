@@ -30,6 +30,9 @@ from hashbench.extensions.kernels.verdict import KernelOutcome, RoundingVerdict
 
 FOLDER = Path(__file__).parents[1] / "models" / "kernels"
 
+HELD_OUT = FOLDER / "held_out"
+"""Kernels that nobody had read while the judge was written, and none of its figures was chosen by."""
+
 TIMES = 4
 """Of the reference's largest error, that the second baseline allows."""
 
@@ -117,11 +120,12 @@ def loaded(folder: Path, kernel: str) -> ModuleType:
     if specification is None or specification.loader is None:
         raise FileNotFoundError(f"{folder} has no {kernel}.py")
     module = importlib.util.module_from_spec(specification)
-    sys.path.insert(0, str(folder))
+    sys.path[:0] = (str(folder), str(FOLDER))
     try:
         specification.loader.exec_module(module)
     finally:
-        sys.path.remove(str(folder))
+        for each in (folder, FOLDER):
+            sys.path.remove(str(each))
         sys.modules.pop("_kernels", None)
     return module
 

@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kernels import FOLDER, Case, Row, Scored, case, corpus, is_as_good, is_close, report, results, scored
+from benchmarks.kernels import (
+    FOLDER,
+    HELD_OUT,
+    Case,
+    Row,
+    Scored,
+    case,
+    corpus,
+    is_as_good,
+    is_close,
+    report,
+    results,
+    scored,
+)
 from hashbench.extensions.kernels.verdict import Fault, FaultKind, KernelOutcome, RoundingVerdict
 
 LEAST = {"right": 0.98, "wrong": 0.95}
@@ -28,7 +41,7 @@ SAMPLE = {
 }
 """Kernel, fault and dtype of each row of the sample."""
 
-ROWS = corpus()
+ROWS = [*corpus(), *corpus(HELD_OUT)]
 SAMPLED = [row for row in ROWS if (row.kernel, row.fault, row.dtype) in SAMPLE]
 
 
@@ -44,8 +57,9 @@ def test_the_sample_is_in_the_table() -> None:
 
 
 @pytest.mark.exhaustive
-def test_right_kernels_are_accepted_and_wrong_ones_found() -> None:
-    found = list(scored(ROWS))
+@pytest.mark.parametrize("folder", [FOLDER, HELD_OUT], ids=lambda folder: folder.name)
+def test_right_kernels_are_accepted_and_wrong_ones_found(folder: Path) -> None:
+    found = list(scored([row for row in ROWS if row.folder == folder]))
     missed = "\n".join(filter(None, (each.missed() for each in found)))
     for outcome, least in LEAST.items():
         group = [each for each in found if each.row.outcome == outcome]
@@ -56,8 +70,8 @@ def test_the_table_names_what_the_files_hold() -> None:
     kinds = {kind.value for kind in FaultKind}
     for row in ROWS:
         assert set(filter(None, row.kind.split("|"))) <= kinds
-        assert row.fault in texts(FOLDER / f"{row.kernel}.py") | {""}
-    assert {path.stem for path in FOLDER.glob("[!_]*.py")} == {row.kernel for row in ROWS}
+        assert row.fault in texts(row.folder / f"{row.kernel}.py") | {""}
+    assert {path.stem for path in FOLDER.rglob("[!_]*.py")} == {row.kernel for row in ROWS}
 
 
 def texts(path: Path) -> set[str]:
