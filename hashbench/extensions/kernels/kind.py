@@ -227,8 +227,8 @@ def _zeros(miss: Misses) -> FoundKind | None:
     if not bool((miss.exact != 0)[miss.wrong].any()) or (int(miss.wrong.sum()) == 1 and miss.wrong.numel() > 1):
         return None
     if float((miss.value == 0).double().mean()) == 1:
-        return FaultKind.UNWRITTEN, "it is 0 everywhere", "a kernel may also compute zeros"
-    return FaultKind.UNWRITTEN, "it is 0 there", "a kernel may also compute zeros, as behind a mask"
+        return FaultKind.ZEROS, "it is 0 everywhere", ""
+    return FaultKind.ZEROS, "it is 0 there", "a mask, or an element that was not written"
 
 
 # ------------------------------------------------------------------------------------------------- scaled and shifted

@@ -73,7 +73,7 @@ def _leader(group: Sequence[Fault]) -> Fault:
 
 
 def _vague(fault: Fault) -> tuple[bool, bool]:
-    return fault.kind is FaultKind.BEYOND_ROUNDING, bool(fault.doubt)
+    return fault.kind in (FaultKind.BEYOND_ROUNDING, FaultKind.ZEROS), bool(fault.doubt)
 
 
 def together(first: TriedVariation, second: TriedVariation) -> TriedVariation:

@@ -24,6 +24,7 @@ class FaultKind(enum.StrEnum):
     DISPLACED = "right values at other places"
     STALE = "stale"
     UNWRITTEN = "memory that was not written"
+    ZEROS = "zeros in place of values"
     NON_FINITE = "non-finite"
     SIGN_OF_ZERO = "sign of zero"
     APPROXIMATION = "approximation"

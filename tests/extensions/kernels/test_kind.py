@@ -202,8 +202,8 @@ FAULTS: dict[tuple[FaultKind, str], Case] = {
         drawn(4096),
         {},
     ),
-    (FaultKind.UNWRITTEN, "it is 0 there"): (_patched(X, TAIL, 0.0), X, {}),
-    (FaultKind.UNWRITTEN, "it is 0 everywhere"): (torch.zeros(64, 128), X, {}),
+    (FaultKind.ZEROS, "it is 0 there"): (_patched(X, TAIL, 0.0), X, {}),
+    (FaultKind.ZEROS, "it is 0 everywhere"): (torch.zeros(64, 128), X, {}),
     (FaultKind.LOWER_PRECISION, "each result is a bfloat16 number"): (X.bfloat16().float(), X, {}),
     (FaultKind.LOWER_PRECISION, "each result is a float16 number"): (X.half().float(), X, {}),
     (FaultKind.LOWER_PRECISION, "each result is a TensorFloat-32 number"): (
@@ -248,7 +248,7 @@ LOW: dict[FaultKind, Callable[[torch.Tensor], torch.Tensor]] = {
     FaultKind.DISPLACED: lambda x: x.roll(1, 0),
     FaultKind.SCALED: lambda x: x * 1.5,
     FaultKind.SHIFTED: lambda x: x + 0.75,
-    FaultKind.UNWRITTEN: lambda x: _patched(x, TAIL, 0.0),
+    FaultKind.ZEROS: lambda x: _patched(x, TAIL, 0.0),
 }
 
 
@@ -277,7 +277,7 @@ def test_what_an_earlier_call_left() -> None:
     ones = torch.ones(64, 128)
     assert "few different values" in kind_of(judged(ones, X), ones, earlier=[ones])[2]
     zeros = torch.zeros(64, 128)
-    assert kind_of(judged(zeros, X), zeros, earlier=[zeros])[0] is FaultKind.UNWRITTEN
+    assert kind_of(judged(zeros, X), zeros, earlier=[zeros])[0] is FaultKind.ZEROS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32])

@@ -38,8 +38,8 @@ def test_a_cause_explains_wrong_values_of_its_result(cause: FaultKind) -> None:
 
 
 def test_what_values_only_suggest_explains_no_other_values() -> None:
-    zeros = Fault(FaultKind.UNWRITTEN, "sizes", doubt="a kernel may also compute zeros")
-    (fault,) = merged([zeros, Fault(FaultKind.LOST_ELEMENTS, "spikes")])
+    guessed = Fault(FaultKind.UNWRITTEN, "sizes", doubt="an overflow may also make them")
+    (fault,) = merged([guessed, Fault(FaultKind.LOST_ELEMENTS, "spikes")])
     assert (fault.kind, fault.detail) == (FaultKind.LOST_ELEMENTS, "also with sizes")
 
 
