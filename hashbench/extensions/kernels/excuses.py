@@ -40,11 +40,11 @@ def excused(
         return pair.judge(called, ReferenceRuns(rounding_inputs(pair.judged_by), args, kwargs, seed=pair.task.seed))
     if name in ("nan", "inf"):
         free = _independent([pair.runs_of(each) for each in finite_instead(inputs, base)], called.results)
-        return pair.judge(called, pair.runs_of(inputs), excused=free)
-    if name == "sizes":
-        runs = pair.runs_of(inputs)
-        return pair.judge(called, runs, excused=_residues(called.results, runs.exact, pair.runs.exact))
-    return judged
+    elif name == "sizes":
+        free = _residues(called.results, pair.runs_of(inputs).exact, pair.runs.exact)
+    else:
+        return judged
+    return pair.judge(called, pair.runs_of(inputs), excused=free) if any(bool(each.any()) for each in free) else judged
 
 
 def _independent(runs: Sequence[ReferenceRuns], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
