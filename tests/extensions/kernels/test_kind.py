@@ -10,36 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.core.run.distance import unit_roundoff
-from hashbench.core.run.rounding_judge import Bias, JudgedResult
-from hashbench.extensions.kernels.factors import factor_words
+from hashbench.core.run.rounding_judge import Bias
 from hashbench.extensions.kernels.kind import kind_of
 from hashbench.extensions.kernels.verdict import FaultKind
-
-
-def judged(got: torch.Tensor, exact: torch.Tensor, bias: Bias | None = None) -> JudgedResult:
-    """Judge by a unit of a roundoff of each result and of a typical one."""
-    exact = exact.double() if got.is_floating_point() else exact
-    error = got.double() - exact.double()
-    error = torch.where(got.isfinite() & exact.isfinite(), error, torch.inf)
-    same = (got == exact) | (got.isnan() & exact.isnan())
-    error = torch.where(same, 0.0, error)
-    unit = torch.zeros_like(error)
-    if got.is_floating_point():
-        size = exact[exact.isfinite()].abs()
-        unit = unit_roundoff(got.dtype) * (exact.abs() + size.square().mean().sqrt()).nan_to_num(posinf=1.0) + 1e-300
-    units = torch.where(error == 0, 0.0, error.abs() / unit)
-    return _result(error, units, exact, bias)
-
-
-def _result(error: torch.Tensor, units: torch.Tensor, exact: torch.Tensor, bias: Bias | None = None) -> JudgedResult:
-    ratio = float(units.max())
-    return JudgedResult(ratio, "", None, None, bias, error, units, units > 16, exact)
-
-
-def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 5) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
+from tests.extensions.kernels.judgements import drawn, judged, result_of
 
 X = drawn(64, 128)
 A, B = drawn(48, 256), drawn(256, 40, seed=6)
@@ -343,23 +317,8 @@ def test_complex_results() -> None:
     x = torch.complex(X, drawn(64, 128, seed=8))
     error = (x * 1j - x).to(torch.complex128)
     units = error.abs() / 1e-6
-    found = _result(error, units, x.to(torch.complex128))
+    found = result_of(error, units, x.to(torch.complex128))
     assert kind_of(found, x * 1j)[:2] == (FaultKind.SCALED, "by 0+1j")
-
-
-@pytest.mark.parametrize(
-    ("factor", "error", "sizes", "words"),
-    [
-        (64 / 63, 1e-6, (8, 64), "1.016 (64/63)"),
-        (64 / 63, 1e-2, (8, 64), "1.016"),
-        (0.125, 1e-9, (), "0.125 (1/8)"),
-        (3.0, 1e-9, (), "3"),
-        (1.00002, 1e-9, (), "1 + 2e-05"),
-        (0.7310, 1e-6, (), "0.731"),
-    ],
-)
-def test_factors_have_names(factor: float, error: float, sizes: tuple[int, ...], words: str) -> None:
-    assert factor_words(factor, error, sizes) == words
 
 
 def test_what_only_the_mean_shows_is_told_by_the_terms_that_are_lost() -> None:
