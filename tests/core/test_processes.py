@@ -192,8 +192,8 @@ if not os.fork():
     pathlib.Path(sys.argv[1] + ".new").write_text(" ".join(map(str, [os.getppid(), *pids])))
     os.rename(sys.argv[1] + ".new", sys.argv[1])
     os._exit(0)
-if sys.argv[2] != "ends":
-    time.sleep(600)
+while sys.argv[2] != "ends" or not os.path.exists(sys.argv[1]):  # the end of the command is that of all
+    time.sleep(0.01)
 """
 
 
