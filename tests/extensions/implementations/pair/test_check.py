@@ -15,7 +15,8 @@ from hashbench.core.errors import HashbenchError
 from hashbench.extensions.implementations.pair.check import compare_implementations
 from hashbench.extensions.implementations.pair.sides import Side
 from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, PairOutcome
-from tests.extensions.implementations.pair.modules import compared, drawn
+from tests.core.run.one_dtype import drawn
+from tests.extensions.implementations.pair.modules import compared
 
 X = drawn(8, 16)
 

@@ -9,7 +9,7 @@ import torch
 
 from hashbench.core.divergence.content import EXACT, Moments
 from hashbench.extensions.implementations.pair.moments import additive_digest, measure
-from tests.extensions.implementations.pair.modules import drawn
+from tests.core.run.one_dtype import drawn
 
 X = drawn(6, 8, dtype=torch.float64)
 

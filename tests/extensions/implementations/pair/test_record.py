@@ -10,7 +10,7 @@ import torch
 
 from hashbench.core.divergence.content import Kind
 from hashbench.extensions.implementations.pair.record import RecordedRun, record_run
-from tests.extensions.implementations.pair.modules import drawn
+from tests.core.run.one_dtype import drawn
 
 X = drawn(4, 6, dtype=torch.float64)
 

@@ -9,7 +9,7 @@ import torch
 
 from hashbench.extensions.implementations.pair.places import arranged, sample
 from hashbench.extensions.implementations.pair.rounded import apart_by
-from tests.extensions.implementations.pair.modules import drawn
+from tests.core.run.one_dtype import drawn
 
 X = drawn(4, 6)
 

@@ -14,7 +14,8 @@ from hashbench.extensions.implementations.pair.check import compare_implementati
 from hashbench.extensions.implementations.pair.finding import finding_of
 from hashbench.extensions.implementations.pair.sides import Side
 from hashbench.extensions.implementations.pair.verdict import ImplementationsVerdict, PairOutcome
-from tests.extensions.implementations.pair.modules import compared, drawn, kernels, weights
+from tests.core.run.one_dtype import drawn, kernels
+from tests.extensions.implementations.pair.modules import compared, weights
 
 THE_SAME = (PairOutcome.EQUAL, PairOutcome.ROUNDING)
 X = drawn(32, 16)
