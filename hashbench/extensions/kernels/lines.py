@@ -105,7 +105,7 @@ class _ErrorLines:
         self.many = len(chosen) > 1
         part = miss.changed(lambda tensor: rows(tensor)[chosen, ::step])
         self._part, self._known = part, part.finite
-        self._beside = [rows(tensor)[chosen, ::step] for tensor in beside]
+        self._beside = [torch.where(self._known, rows(tensor)[chosen, ::step], 0.0) for tensor in beside]
         self._weights = part.weights(self._known)
         self._value, self._exact = (torch.where(self._known, each, 0.0) for each in (part.value, part.exact))
         self.left = math.inf
@@ -136,6 +136,8 @@ class _ErrorLines:
         error = torch.where(self._known, self._part.error, 0.0)
         root = self._weights.sqrt()
         basis = torch.stack([part * root for part in parts], 2)
+        if not bool(basis.isfinite().all()):  # an input that no result depends on
+            return False
         solution = torch.linalg.lstsq(basis, (error * root)[..., None], driver="gelsd").solution
         return self._fits(error - (torch.stack(parts, 2) @ solution)[..., 0])
 

@@ -353,3 +353,17 @@ def test_another_part_of_a_complex_number_that_is_not_finite_is_exchanged() -> N
     verdict = within_rounding(kernel, reference, X)
     assert verdict.right
     assert any("infinity" in remark for remark in verdict.remarks)
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["read", "not read"])
+def test_a_weight_that_is_not_finite_does_not_end_the_verdict(used: bool) -> None:
+    x, weight, bias = torch.randn(3, 32, 64, generator=torch.Generator().manual_seed(2)).unbind()
+    weight, bias = weight[0].clone(), bias[0]
+    weight[3] = torch.inf
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+        normed = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps) + bias.square()
+        return normed * weight if used else normed
+
+    verdict = within_rounding(lambda *given: norm(*given, 0.5), norm, x, weight, bias, without=NAMES[1:])
+    assert verdict.outcome is KernelOutcome.WRONG
