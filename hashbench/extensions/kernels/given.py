@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from hashbench.core.diagnose.replay.controls.memory import POISONS
 from hashbench.core.errors import named_line
 from hashbench.core.run.rounding_reference import NotJudgedError
-from hashbench.extensions.kernels.calls import Called, Caller
+from hashbench.extensions.kernels.calls import Called
 from hashbench.extensions.kernels.hygiene import Habits, repeated, unwritten, written_inputs
 from hashbench.extensions.kernels.inputs import KernelInputs
 from hashbench.extensions.kernels.judged import JudgedKernelCall
@@ -70,7 +69,7 @@ def judge_given(pair: KernelUnderTest, found: KernelFindings, *, deadline: float
     own = pair.reference(inputs)
     if own.error is not None:
         raise NotKnownError(f"the reference raises {named_line(own.error, limit=_LONGEST)}")
-    if _writes_too_little(pair.reference, inputs):
+    if unwritten(pair.reference, inputs, GIVEN).faults:
         raise NotKnownError("the reference returns memory that it does not write")
     if own.written:
         pair.leave(own)
@@ -93,21 +92,14 @@ def judge_given(pair: KernelUnderTest, found: KernelFindings, *, deadline: float
     return judged
 
 
-def _writes_too_little(caller: Caller, inputs: KernelInputs) -> bool:
-    one, other = (caller(inputs, poison=poison) for poison in POISONS)
-    return not one.same_bits(other) and bool(unwritten(caller, inputs, GIVEN).faults)
-
-
 def _habits(pair: KernelUnderTest, called: Called, deadline: float) -> Habits:
     """Look for memory that is not written, and state that is kept."""
     inputs = pair.task.inputs
     if called.seconds * _CALLS > (deadline - time.monotonic()) / 2:
         return Habits(remarks=("one call takes so long that repeated calls were not compared",))
-    poisoned = [pair.kernel(inputs, poison=poison) for poison in POISONS]
-    if not poisoned[0].same_bits(poisoned[1]):
-        habits = unwritten(pair.kernel, inputs, GIVEN)
-        if habits.faults:
-            return habits
+    habits = unwritten(pair.kernel, inputs, GIVEN)
+    if habits.faults:
+        return habits
 
     def right(later: Called, asked: KernelInputs) -> bool:
         return pair.judge(later, pair.runs if asked is inputs else pair.runs_of(asked)).right

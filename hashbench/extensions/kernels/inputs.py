@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,20 +248,6 @@ def _inside(given: torch.Tensor, new: torch.Tensor, sizes: Mapping[int, int]) ->
 
 
 # ------------------------------------------------------------------------------------------------------------- values
-
-
-def drawn_like(tensor: torch.Tensor, meaning: Meaning, draw: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
-    """Return a tensor with drawn values that mean the same.
-
-    Args:
-        tensor: dtype, device and shape.
-        meaning: of its values, as given.
-        draw: returns float64 values of a shape.
-    """
-    values = draw(tensor.shape)
-    if tensor.is_complex():
-        values = torch.complex(values, draw(tensor.shape))
-    return keep_meaning(values, tensor, meaning)
 
 
 def keep_meaning(values: torch.Tensor, tensor: torch.Tensor, meaning: Meaning) -> torch.Tensor:

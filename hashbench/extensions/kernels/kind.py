@@ -19,13 +19,10 @@ from hashbench.core.trace.digest import dtype_name
 from hashbench.extensions.kernels.conditions import fitting
 from hashbench.extensions.kernels.displaced import displacement, moved_input
 from hashbench.extensions.kernels.factors import factor_words
-from hashbench.extensions.kernels.lines import factor_of_lines, lines_of
+from hashbench.extensions.kernels.lines import FoundKind, factor_of_lines, lines_of
 from hashbench.extensions.kernels.lost import lost_by_index, lost_carry, lost_elements, lost_on_average
 from hashbench.extensions.kernels.misses import Index, Misses, misses, number, rms, whole
 from hashbench.extensions.kernels.verdict import FaultKind
-
-FoundKind = tuple[FaultKind, str, str]
-"""The kind, a clause with the measurement, and why it may be another."""
 
 _ONLY_MEAN = "no element is beyond rounding: only the mean of many shows it"
 

@@ -13,6 +13,7 @@ from hashbench.extensions.kernels.slices import axis_of
 from hashbench.extensions.kernels.verdict import FaultKind
 
 FoundKind = tuple[FaultKind, str, str]
+"""The kind, a clause with the measurement, and why it may be another."""
 
 _LEAST = 8
 """Wrong elements that a line must have for its own factor to be looked for."""
